@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("model")
 parser.add_argument("structure")
 parser.add_argument("--supercell", type=int, default=3, help="repetitions of a crystal's cell")
-parser.add_argument("--fmax", type=float, default=0.005, help="eV/Å, of the relaxation before")
+parser.add_argument("--fmax", type=float, default=0.005, help="eV/Å, limit of the forces in the relaxation")
 options = parser.parse_args()
 
 atoms = read(options.structure)

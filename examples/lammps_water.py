@@ -1,4 +1,4 @@
-"""Write a box of water for LAMMPS, and run it by a model at constant energy from Python, on one process or on many.
+"""Write a box of water for LAMMPS, and run it with a model at constant energy from Python, on one process or on many.
 
 python examples/lammps_water.py --data water.data --side 6
 mpiexec -n 2 python examples/lammps_water.py model.tmn --data water.data --steps 1000
@@ -13,7 +13,7 @@ from ase.io import write
 from torchmdnet2.benchmark import water_box
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("model", nargs="?", help="without, only the data file is written")
+parser.add_argument("model", nargs="?", help="model file; without it, only the data file is written")
 parser.add_argument("--data", default="water.data")
 parser.add_argument("--side", type=int, default=6, help="molecules along each side of the box")
 parser.add_argument("--temperature", type=float, default=300.0, help="K")

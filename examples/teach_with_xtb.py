@@ -25,7 +25,7 @@ from torchmdnet2.adapters.ase import CommitteeCalculator
 
 
 def plus(atoms: Atoms, energy: float, forces: np.ndarray) -> Atoms:
-    """A copy of the structure with these labels, in eV and eV/Å ([N, 3]), added to its own."""
+    """A copy of the structure with these values, in eV and eV/Å ([N, 3]), added to its labels."""
     frame = atoms.copy()
     energy, forces = energy + atoms.get_potential_energy(), forces + atoms.get_forces()
     frame.calc = SinglePointCalculator(frame, energy=energy, forces=forces)

@@ -1,4 +1,4 @@
-"""Relax all structures of a file side by side with torch-sim (Python 3.12 or later).
+"""Relax all structures of a file in one batch with torch-sim (Python 3.12 or later).
 
 python examples/torch_sim_relax.py model.tmn structures.xyz --device cuda
 """

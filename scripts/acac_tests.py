@@ -5,7 +5,7 @@
 Geometries by GFN2-xTB: 24 frames of dynamics at 600 K, 9 of the proton on its way from one oxygen to the other, and 13
 of the dihedral angle O=C-C=C from 0 to 180°, relaxed where GFN2-xTB converges. Labels of the level of the published
 frames: PBE with D3(BJ), def2-SVP (here with density fitting). Energies are shifted by the mean difference from four
-published frames, which is printed, as is what is left of the differences. `python -m scripts.bench extrapolation run …
+published frames; it is printed, and so are the remaining differences. `python -m scripts.bench extrapolation run …
 --data DATA` then measures each model on test_600K.xyz, test_transfer.xyz and test_dihedral.xyz, too.
 """
 
@@ -73,7 +73,7 @@ def hot(
 
 
 def shift_of(published: Sequence[Atoms], dft: Level) -> float:
-    """eV between energies of `dft` and those of published frames; printed, with what is left of the differences."""
+    """eV between energies of `dft` and those of published frames; printed, with the remaining differences."""
     pairs = [(frame, *dft(frame)) for frame in published]
     differences = np.array([energy - frame.get_potential_energy() for frame, energy, _ in pairs])
     rest = np.sqrt(np.mean([(forces - frame.get_forces()) ** 2 for frame, _, forces in pairs]))
@@ -93,20 +93,20 @@ def write_labelled(path: Path, geometries: Sequence[Atoms], dft: Level, shift: f
 
 
 def relaxed(start: Atoms, **constraint) -> Atoms:
-    """As far as GFN2-xTB comes with these internal coordinates held."""
+    """Relaxed by GFN2-xTB with these internal coordinates fixed; unchanged if that fails."""
     atoms = with_xtb(start)
     atoms.set_constraint(FixInternals(**constraint))
     try:
         FIRE(atoms, logfile=None).run(fmax=0.05, steps=150)
-    except Exception as error:  # tblite and FixInternals raise errors of their own
-        print(f"{constraint}: kept as it was built: {error}")
+    except Exception as error:  # tblite and FixInternals raise many kinds of errors
+        print(f"{constraint}: not relaxed: {error}")
         atoms = start.copy()
     atoms.set_constraint()
     return atoms
 
 
 def transfer(start: Atoms) -> list[Atoms]:
-    """The difference of the two O-H distances goes from -0.7 to 0.7 Å."""
+    """Frames of the proton transfer: the difference of the two O-H distances goes from -0.7 to 0.7 Å."""
     frames = []
     for difference in np.linspace(-0.7, 0.7, 9):
         atoms = start.copy()

@@ -6,7 +6,7 @@ Needs `pip install pyscf tblite`; takes about 20 minutes on two cores.
 
 Ten frames of two trajectories of GFN2-xTB at 1200 K, 0.2 ps apart after 0.5 ps. Labels of the level of the published
 frames, ωB97X/6-31G(d) (here with density fitting). Energies are shifted by the mean difference from two published
-frames of the training, which is printed, as is what is left of the differences.
+frames of the training; it is printed, and so are the remaining differences.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Energy drift of one model through every host: ASE, OpenMM and `torchmdnet2 md`, from the same start.
+"""Energy drift of one model in every program: ASE, OpenMM and `torchmdnet2 md`, from the same start.
 
     python scripts/check_nve.py runs/quickstart/best.tmn examples/data/ethanol_gfn2.xyz --time 10
 
-The drift is the slope of the total energy by a linear fit, per atom; its bar is 1e-5 eV/atom/ps in float32.
+The drift is the slope of the total energy by a linear fit, per atom; it should be below 1e-5 eV/atom/ps in float32.
 """
 
 from __future__ import annotations

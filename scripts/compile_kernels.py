@@ -1,8 +1,8 @@
-"""Compile the kernels for GPUs that are not at hand, and say what they take there.
+"""Compile the kernels for GPUs that are not there, and print the resources that they take.
 
 No GPU is needed: a step is launched on tensors of the CPU, and each launch is compiled instead of run. Printed are the
-registers of a thread, bytes of its stack (registers that did not fit), and the shared memory of a block beside what the
-GPU has; a kernel that does not compile or does not fit is an error.
+registers of a thread, bytes of its stack (registers that did not fit), and the shared memory of a block and of the
+GPU. A kernel that does not compile or does not fit is an error.
 
     python scripts/compile_kernels.py --capability 89
 """
@@ -36,7 +36,7 @@ MODELS = ("tensornet", "priors", "heads", "tensornet2", "messages", "aimnet2")
 
 
 class Driver:
-    """As much of a GPU as compiling needs."""
+    """Replaces the driver of a GPU, as far as compiling needs one."""
 
     def __init__(self, capability: int):
         self.capability = capability
@@ -52,7 +52,7 @@ class Driver:
 
 
 class Compiled:
-    """Every kernel that was launched, by what it was compiled to."""
+    """Compiles launched kernels instead of running them, and keeps the results."""
 
     def __init__(self, capability: int):
         self.capability = capability
@@ -64,7 +64,7 @@ class Compiled:
         return len(self._kernels)
 
     def launch(self, function: JITFunction, *args: Any, **options: Any) -> None:
-        """In the place of a launch."""
+        """Replaces a launch."""
         try:
             kernel = function.run(*args, grid=(1,), warmup=True, **options)
         except Exception as error:
@@ -96,7 +96,7 @@ def usage(cubin: bytes) -> tuple[int, int]:
 
 
 def pretend(capability: int) -> Compiled:
-    """From now on launches are compiled for this capability, and searches choose as on such a GPU."""
+    """Compile launches for this capability from now on, and let searches choose as on such a GPU."""
     compiled = Compiled(capability)
     driver.set_active(Driver(capability))  # type: ignore[arg-type]
     JITFunction.__getitem__ = lambda self, grid: partial(compiled.launch, self)  # type: ignore[method-assign]

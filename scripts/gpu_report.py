@@ -1,8 +1,8 @@
-"""Everything that needs a GPU, the most important first, so that a cut at any moment leaves results.
+"""Run everything that needs a GPU, the most important first, so that a cut at any moment leaves results.
 
     python scripts/gpu_report.py OUTPUT [--only tests,memcheck,...] [--minutes 30] [--systems FOLDER] [--data FOLDER]
 
-Each stage has a time limit of its own, writes its log into the folder OUTPUT while it runs and, at the end, an entry of
+Each stage has a time limit, writes its log into the folder OUTPUT while it runs and, at the end, an entry of
 report.json: exit code, seconds, the last lines. --systems holds PDB files (scripts/bench/systems.py names them), --data
 a folder per set of labelled frames (see scripts/bench/accuracy.py). With TorchMD-Net and nvalchemi on the path the
 benchmarks time them too.
@@ -28,13 +28,13 @@ SANITIZED = ("search", "step", "step_tf32", "priors", "heads", "tensornet2", "ai
 
 @dataclass
 class Stage:
-    """Commands that run side by side.
+    """Commands that run at the same time.
 
     Attributes:
         name: of the stage.
-        seconds: after which they are asked to stop, and killed a little later.
+        seconds: time limit; the commands are then asked to stop, and killed a little later.
         commands: name of the log -> command, as for a shell.
-        environment: set on top of this process's.
+        environment: variables that are added to those of this process.
         shown: lines at the end of each log that are printed and kept.
     """
 
@@ -46,7 +46,7 @@ class Stage:
 
 
 def stages(out: Path, systems: Path | None, data: Path | None) -> list[Stage]:
-    """In the order of importance."""
+    """The stages, in the order of importance."""
     python = shlex.quote(sys.executable)
     tests = f"{python} -m pytest tests/gpu -v -rfE -n 6 --dist worksteal --timeout 150 --tb short -p no:cacheprovider"
     tests += f" --durations 15 --junit-xml {out}/tests.xml"
@@ -77,7 +77,7 @@ def stages(out: Path, systems: Path | None, data: Path | None) -> list[Stage]:
 
 
 def run(stage: Stage, out: Path, seconds: float) -> list[dict]:
-    """Run one stage; what report.json keeps of it."""
+    """Run one stage; returns its entry of report.json."""
     began, rows = time.time(), []
     processes: dict[str, subprocess.Popen] = {}
     for name, command in stage.commands.items():

@@ -4,7 +4,8 @@
         python scripts/gpu_sanitize.py search step step_tf32 training md
 
 Without PyTorch's cache of memory each tensor has its own allocation, and an access beyond its end is seen. Nothing is
-captured: launches are watched one by one. A name in the arguments chooses a group; the results are finite or it fails.
+captured: launches are watched one by one. A name in the arguments chooses a group. Results that are not finite are an
+error.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def small_systems() -> list[System]:
 
 
 def search() -> None:
-    """Both methods, with room and without, and a structure of several blocks."""
+    """Both methods, with enough capacity and with too little, and a structure of several blocks."""
     from torchmdnet2.neighbors.triton_search import TritonNeighborSearch
 
     # a cell is searched by bins only if it is wide enough for them

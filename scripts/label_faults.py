@@ -4,8 +4,8 @@
 
 Data sets: the quickstart's ethanol (examples/data), water clusters of two to six molecules labelled with GFN2-xTB
 (needs tblite), Cu–Al crystals of mixed composition labelled with EMT, 40 or 50 frames of each, Cu₃Al, and molecules
-labelled with `organic-small`. Prints a table in Markdown: a fault, and what was said of it in a word (see `SIGNS`).
-What is in the row "none" is a false alarm.
+labelled with `organic-small`. Prints a table in Markdown: each fault, and the notes about it in a word each (see
+`SIGNS`). Notes in the row "none" are false alarms.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def virial(k, atoms, e, f, s):
 
 
 def some(every: int, plant: Callable) -> Callable:
-    """The fault in every third or fourth frame."""
+    """Put the fault into every third or fourth frame."""
     return lambda k, *labels: plant(k, *labels) if k % every == 2 else labels
 
 
@@ -239,11 +239,11 @@ SIGNS = {
     "energies": "energies far from",
     "references": "from the reference energies",
 }
-"""Word in the table -> words of a note."""
+"""Word in the table -> text in a note."""
 
 
 def notes_of(frames: list[Atoms], fault: str, folder: str) -> list[str]:
-    """What is said of the frames with a fault."""
+    """The notes about frames with a fault."""
     from torchmdnet2.errors import BadConfig, BadData
     from torchmdnet2.training.config.config import parse_config
     from torchmdnet2.training.run.notes import data_notes

@@ -1,8 +1,8 @@
 """Make the quickstart's data set: frames of one ethanol molecule, labelled with GFN2-xTB.
 
 A Langevin trajectory (500 K) starts from the relaxed molecule. Frames are kept 100 fs apart, their positions are
-rounded as they will be written, and only then are energy and forces computed: so the labels belong exactly to the
-written positions. The same seed, versions and machine give the same file.
+rounded as they will be written, and then energy and forces are computed: the labels belong exactly to the written
+positions. The same seed, versions and machine give the same file.
 
     python scripts/make_quickstart_data.py examples/data/ethanol_gfn2.xyz
     python scripts/make_quickstart_data.py examples/data/ethanol_gfn1.xyz --relabel examples/data/ethanol_gfn2.xyz@::5
@@ -70,7 +70,7 @@ def relabelled(given: str):
 
 
 def frame_text(atoms) -> str:
-    """One frame as extxyz with just the digits that matter."""
+    """One frame as extxyz, with as many digits as matter."""
     forces = atoms.get_forces()
     lines = [
         str(len(atoms)),

@@ -4,8 +4,8 @@ r"""Render a trajectory of a molecule as a moving picture, balls and sticks with
         --output runs/film
     python scripts/molecule_movie.py runs/film.xyz docs/bench/ibuprofen.gif
 
-The molecule's own translation and rotation are removed. Of a long trajectory it takes the part whose last frame is most
-like its first, so that the picture repeats without a visible jump. Needs the packages ase, scipy and pillow.
+Translation and rotation of the molecule are removed. Of a long trajectory, the part whose last frame is most like its
+first is shown, so that the picture repeats without a visible jump. Needs the packages ase, scipy and pillow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def aligned(frames: list[Atoms]) -> np.ndarray:
 
 
 def loop(positions: np.ndarray, length: int) -> np.ndarray:
-    """The part of `length` frames, at positions [frames, N, 3], that is most like what follows it."""
+    """The start of `length` frames, at positions [frames, N, 3], whose end fits best to their start."""
     if len(positions) <= length + 1:
         return positions[:length]
     apart = ((positions[length:] - positions[:-length]) ** 2).sum((1, 2))
@@ -82,7 +82,7 @@ class Canvas:
         self.color[rows, columns][nearer] = np.broadcast_to(color, normal.shape)[nearer]
 
     def ball(self, center: np.ndarray, radius: float, color: np.ndarray) -> None:
-        """A sphere."""
+        """Draw a sphere."""
         rows, columns, x, y = self._window(center - radius, center + radius)
         dx, dy = x - center[0], y - center[1]
         inside = radius**2 - dx**2 - dy**2
@@ -90,7 +90,7 @@ class Canvas:
         self._put(rows, columns, inside > 0, center[2] + dz, np.stack([dx, dy, dz], -1) / radius, color)
 
     def stick(self, start: np.ndarray, end: np.ndarray, radius: float, color: np.ndarray) -> None:
-        """A cylinder without caps: of |p + z e - (p + z e)·a a|² = r² along the view e, the nearer solution."""
+        """Draw a cylinder without caps: of |p + z e - (p + z e)·a a|² = r² along the view e, the nearer solution."""
         rows, columns, x, y = self._window(np.minimum(start, end) - radius, np.maximum(start, end) + radius)
         axis = (end - start) / np.linalg.norm(end - start)
         p = np.stack([x - start[0], y - start[1], np.full_like(x, -start[2])], -1)
@@ -104,7 +104,7 @@ class Canvas:
         self._put(rows, columns, (root > 0) & (along > 0) & (along < np.linalg.norm(end - start)), z, normal, color)
 
     def picture(self) -> np.ndarray:
-        """Light and shadow; [height, width, 3] between 0 and 1."""
+        """The picture with light and shadow, [height, width, 3] between 0 and 1."""
         covered = np.isfinite(self.depth)
         light = LIGHT / np.linalg.norm(LIGHT)
         half = light + np.array([0, 0, 1])
@@ -129,7 +129,7 @@ class Canvas:
 def render(
     numbers: np.ndarray, positions: np.ndarray, bonds: np.ndarray, width: int, height: int, scale: float
 ) -> Image.Image:
-    """One frame.
+    """Render one frame.
 
     Args:
         numbers: atomic numbers, [N].

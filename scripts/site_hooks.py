@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the repository's own pages (README, CHANGELOG …) become pages of the site, links stay right.
+"""Hooks of mkdocs: pages at the top of the repository (README, CHANGELOG …) become pages of the site, with right links.
 
 On the site README.md is the first page, without its badges, and docs/README.md the table of contents. A link to a file
 that is no page (an example, a test) becomes its path as code, or a link into the repository where mkdocs.yml has a
@@ -27,7 +27,7 @@ PAGES = {  # page of the site -> file of the repository
     "security.md": "SECURITY.md",
 }
 _PAGE_OF = {source: page for page, source in PAGES.items()}
-_CODE = r"^```.*?^```|`[^`\n]*`"  # stays as it is
+_CODE = r"^```.*?^```|`[^`\n]*`"  # not changed
 _BADGES = re.compile(r"^(?:\[!\[[^]]*\]\(https?:[^)]*\)\]\([^)]*\)\n)+\n", re.MULTILINE)  # pictures of another host
 _LINK = re.compile(_CODE + r"|\[([^\]\[]*)\]\(([^)\s]+)\)", re.DOTALL | re.MULTILINE)  # pictures too
 
@@ -36,7 +36,7 @@ def site_links(markdown: str, page: str, pages: Container[str], repository: str 
     """A page with its links between files of the repository made links between pages of the site.
 
     Args:
-        markdown: as it is in the repository.
+        markdown: as in the repository.
         page: its path on the site, "dev/bars.md".
         pages: the paths of all pages of the site.
         repository: address of the repository, for links to other files.
@@ -65,7 +65,7 @@ def site_links(markdown: str, page: str, pages: Container[str], repository: str 
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the repository's own pages."""
+    """Add the pages at the top of the repository."""
     from mkdocs.structure.files import File
 
     files.remove(files.src_uris["README.md"])

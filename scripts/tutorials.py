@@ -9,9 +9,9 @@ On a page,
 - blocks `python` and `sh` are run; a block with `title="NAME"` is written to the file NAME;
 - a block `text` after a block is what that block printed;
 - a picture `![…](NAME.png)` is a file that the blocks wrote;
-- `<!-- needs: phonopy -->`: what follows runs only where these modules are installed;
+- `<!-- needs: phonopy -->`: what follows runs only if these modules are installed;
 - `<!-- after: train -->`: the page uses files of that page. `quickstart` is the training of README.md;
-- `<!-- in tests: max_epochs: 20 | max_epochs: 5 -->`: the tests replace the first text by the second, to be quicker.
+- `<!-- in tests: max_epochs: 20 | max_epochs: 5 -->`: the tests replace the first text by the second, to be faster.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def program(text: str) -> str:
 
 
 def run(text: str, work: Path, name: str = "page") -> list[str]:
-    """Run the blocks of a page in a folder, as tutorial_NAME.py; what each printed.
+    """Run the blocks of a page in a folder, as tutorial_NAME.py; returns what each printed.
 
     Raises:
         RuntimeError: a block failed, with what it printed.
     """
-    file = work / f"tutorial_{name}.py"  # a lammps.py would be imported in the place of LAMMPS
+    file = work / f"tutorial_{name}.py"  # a lammps.py would be imported instead of LAMMPS
     file.write_text(program(text), encoding="utf-8")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # an empty entry would be the folder itself
@@ -172,7 +172,7 @@ def main() -> None:
             with Image.open(work / picture) as drawn:  # 64 colours are enough for a plot
                 drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(PAGES / picture, optimize=True)
         if missing(text):
-            print(f"  not installed: {', '.join(missing(text))}; what needs it was left as it is")
+            print(f"  not installed: {', '.join(missing(text))}; what needs it is unchanged")
 
     for name in options.pages or names:
         update(name)

@@ -1,4 +1,4 @@
-"""torchmdnet2: neural-network potentials, trained from YAML, run at the speed of the hardware from ASE and OpenMM."""
+"""torchmdnet2: neural-network potentials: training from YAML, fast simulation with ASE, OpenMM, LAMMPS."""
 
 from __future__ import annotations
 

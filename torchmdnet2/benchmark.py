@@ -1,7 +1,7 @@
-"""Time steps of a model on this machine: water boxes of growing size, energy and forces by the Evaluator.
+"""Time steps of a model on this machine: energy and forces of water boxes of growing size, by the Evaluator.
 
-The sizes, and the model that is timed where none is given, are those of docs/performance.md, so that tables of
-different machines can be compared.
+The sizes and the default model are those of docs/performance.md, so that tables of different machines can be
+compared.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _LEAST_STEPS = 9  # that `timed` takes of a box
 
 @dataclass(frozen=True)
 class Timing:
-    """Steps of one size.
+    """Times of steps of one size.
 
     Attributes:
         atoms: number of atoms.
         ms: milliseconds of a step: neighbor search, energy and forces; the median of five groups.
         lowest: of the fastest group.
         highest: of the slowest group.
-        ns_per_day: simulated at 0.5 fs, where nothing but the step takes time.
-        memory_GB: most memory on the GPU; None on a CPU.
+        ns_per_day: simulated with time steps of 0.5 fs, if only the step takes time.
+        memory_GB: largest memory on the GPU; None on a CPU.
     """
 
     atoms: int
@@ -69,10 +69,10 @@ class Benchmark:
     Attributes:
         model: its file or name; "standard" for the model of docs/performance.md with random weights.
         device: its name.
-        path: what ran, in the words of `Evaluator.report()`, at the largest size.
+        path: the path at the largest size, as in `Evaluator.report()`.
         periodic: boxes were timed; False: droplets, as the model has a sum over all pairs.
         timings: by size.
-        stopped: why larger systems were not timed; "" where all were.
+        stopped: why larger systems were not timed; "" if all were.
         surroundings: versions and devices.
     """
 
@@ -85,7 +85,7 @@ class Benchmark:
     surroundings: dict[str, Any]
 
     def write(self, prefix: Path) -> list[Path]:
-        """Write the values as JSON and, where matplotlib is installed, a plot; returns the files.
+        """Write the values as JSON and, if matplotlib is installed, a plot; returns the files.
 
         Earlier files of these names are kept as FILE.old.
         """
@@ -116,14 +116,14 @@ def time_steps(
     seconds: float = 60.0,
     tell: Callable[[Timing], None] = lambda timing: None,
 ) -> Benchmark:
-    """Time boxes of water, the smallest first; droplets where a model sums over all pairs.
+    """Time boxes of water, the smallest first, or droplets if the model sums over all pairs.
 
     Args:
-        model: .tmn file or the name of a potential; None takes the model of docs/performance.md, random weights.
+        model: .tmn file or the name of a potential; None: the model of docs/performance.md with random weights.
         device: where it runs.
         sides: molecules along each side of the boxes.
         seconds: time for the boxes after the first one, which also compiles kernels. A box that is expected to take
-            longer is not begun.
+            longer is left out.
         tell: is called with each result.
 
     Raises:
@@ -132,7 +132,7 @@ def time_steps(
     potential = standard_potential().to(device) if model is None else load(model, device)
     missing = [symbol for z, symbol in ((1, "H"), (8, "O")) if potential.elements and z not in potential.elements]
     if missing:
-        raise BadData(f"{model}: the benchmark is of water, and this model does not know {' and '.join(missing)}")
+        raise BadData(f"{model}: the benchmark needs water, and this model does not know {' and '.join(missing)}")
     evaluator, start = Evaluator(potential), 0.0
     periodic = math.inf not in _cutoffs(potential)
     timings: list[Timing] = []
@@ -159,15 +159,15 @@ def time_steps(
 
 
 def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,)) -> str:
-    """Compile and keep what a model needs on this machine for structures of these sizes.
+    """Compile the kernels that a model needs on this machine for structures of these sizes, and keep them on disk.
 
     Args:
         model: .tmn file or the name of a potential.
-        device: where it is to run.
+        device: where it will run.
         sizes: numbers of atoms; on a GPU kernels differ between sizes.
 
     Returns:
-        Which path runs, see `Evaluator.report`.
+        The path that runs, see `Evaluator.report`.
     """
     potential = load(model, device)
     evaluator = Evaluator(potential)
@@ -179,7 +179,7 @@ def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,)) -> str:
 
 
 def _lattice(potential: Potential, num_atoms: int) -> System:
-    """Atoms of one element that the model knows, 2.5 Å apart; periodic where no energy is a sum over all pairs."""
+    """Atoms of one element that the model knows, 2.5 Å apart; periodic unless an energy is a sum over all pairs."""
     known = potential.elements or (6,)
     z = next((z for z in known if z % 2 == 0), known[0])
     side = math.ceil(num_atoms ** (1 / 3))
@@ -192,13 +192,13 @@ def _lattice(potential: Potential, num_atoms: int) -> System:
 
 
 def _cutoffs(potential: Potential) -> list[float | None]:
-    """Of what is a sum over pairs beside the network, Å."""
+    """Cutoffs of the sums over pairs that are added to the network, Å."""
     cutoffs = [prior.cutoff for prior in potential.priors]
     return cutoffs + ([] if potential.head is None else [potential.head.pair_cutoff])
 
 
 def standard_potential() -> Potential:
-    """The model of docs/performance.md with random weights, always the same."""
+    """The model of docs/performance.md with random weights that are always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         potential = Potential.from_config({"model": STANDARD_MODEL})
@@ -225,10 +225,10 @@ def timed(
     """Milliseconds per step: the median of five groups of steps, and the fastest and slowest group.
 
     Args:
-        step: what is timed; called three times before.
-        device: where it runs, which is waited for.
-        seconds: about how long the groups take together.
-        most: steps in all.
+        step: the function to time; it is called three times before.
+        device: where it runs; the timing waits for it.
+        seconds: approximate duration of all groups.
+        most: largest number of steps.
 
     Returns:
         "ms", "low" and "high".

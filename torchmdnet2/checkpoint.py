@@ -1,9 +1,9 @@
 """Model files (.tmn): a safetensors file whose header carries the configuration, metadata and a checksum.
 
 Header metadata, all strings: `format` = "torchmdnet2", `format_version`, `config` and `metadata` (JSON), `sha256`
-(of the whole file with these 64 digits replaced by zeros); of a calibrated potential `novelty` (JSON), beside tensors
-named novelty.… . float32 weights that are all exact in float16 are stored as float16, in half of the space, and read as
-float32 again. Reading a file executes nothing: numbers and JSON only.
+(of the whole file with these 64 digits replaced by zeros); of a calibrated potential also `novelty` (JSON) and
+tensors named novelty.… . float32 weights that are all exact in float16 are stored as float16, in half of the space, and
+read as float32 again. Reading a file executes nothing: numbers and JSON only.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, A
 
     Args:
         potential: must have been built by `Potential.from_config` (its config is stored).
-        path: usually ending in .tmn.
-        metadata: JSON-able facts for people: data, errors, licence, …; default: `potential.metadata`.
+        path: it usually ends in .tmn.
+        metadata: facts for users as plain data: data set, errors, licence, …; default: `potential.metadata`.
 
-    A calibration (`torchmdnet2 calibrate`) goes with the weights, unless they were changed since: then a warning says
+    A calibration (`torchmdnet2 calibrate`) is stored too, unless the weights have changed since: then a warning says
     that it is left out.
 
     Raises:
-        ValueError: the potential has no config, or is not what the config describes; or a weight is not finite.
+        ValueError: the potential has no config, or differs from its config; or a weight is not finite.
     """
     atomic_write(path, to_bytes(potential, metadata))
 
@@ -129,7 +129,7 @@ def from_bytes(
     dtype: torch.dtype | None = None,
     name: str | os.PathLike = "model in memory",
 ) -> Potential:
-    """A potential from the content of a model file; `name` is what error messages call it. See `load`.
+    """A potential from the content of a model file; see `load`.
 
     Args:
         blob: the content of a model file.
@@ -171,7 +171,7 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def _valid_calibration(potential: Potential) -> Calibration | None:
-    """That of a potential, unless its weights have changed."""
+    """The calibration of a potential, unless its weights have changed."""
     found = potential.calibration
     if found is None or found.fits(potential.representation):
         return found
@@ -184,18 +184,18 @@ def _valid_calibration(potential: Potential) -> Calibration | None:
 
 
 def _require_as_configured(potential: Potential) -> None:
-    """Raise ValueError where the file would be another model, or none that can be loaded."""
+    """Raise ValueError if the file would hold another model, or one that cannot be loaded."""
     found, stored = _parts(potential), _parts(_from_config(potential.config))
     for name in [*stored, *found]:
         if found.get(name) != stored.get(name):
             raise ValueError(
-                f"{name}: the potential has {found.get(name)}, and its config, which is what is stored, says "
+                f"{name}: the potential has {found.get(name)}, and its config, which is stored, says "
                 f"{stored.get(name)}: change both"
             )
 
 
 def _parts(potential: Potential) -> dict[str, Any]:
-    """What a config decides on."""
+    """The facts that a config decides on."""
     names = (
         "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges", "closed_shell",
         "determined", "level_names",
@@ -210,13 +210,13 @@ def _parts(potential: Potential) -> dict[str, Any]:
 
 
 def _from_config(config: Mapping[str, Any]) -> Potential:
-    """An untrained potential, whose weights are overwritten; the caller's random numbers stay."""
+    """An untrained potential, whose weights will be overwritten; the caller's random state does not change."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever torch's default device is
         return Potential.from_config(config)
 
 
 def _stated(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The total charges of the training, which files of before have among their metadata only."""
+    """The total charges of the training; older files have them in their metadata only."""
     data = metadata.get("data")
     charges = data.get("charges") if isinstance(data, dict) else None
     numbers = isinstance(charges, list) and charges and all(type(q) in (int, float) for q in charges)
@@ -224,12 +224,12 @@ def _stated(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sorted_json(value: Any) -> str:
-    """JSON with sorted keys; numbers as keys become strings first, as they are after reading."""
+    """JSON with sorted keys; numbers as keys become strings first, as after reading."""
     return json.dumps(json.loads(json.dumps(value)), sort_keys=True)
 
 
 def _in_fixed_order(blob: bytes) -> bytes:
-    """The same file with sorted metadata, whose order safetensors leaves to chance: equal models, equal bytes."""
+    """The file with sorted metadata, so that equal models give equal bytes: safetensors writes them in random order."""
     start = 8 + int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8:start])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -246,7 +246,7 @@ def _in_16_bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _stored_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """Type of the trainable weights: the one that most numbers of the representation have; for 16 bits, float32."""
+    """Type of the trainable weights: the most frequent one in the representation; float32 instead of 16 bits."""
     count: dict[torch.dtype, int] = {}
     for name, value in state.items():
         if name.startswith("representation.") and value.is_floating_point():
@@ -265,7 +265,7 @@ def _read(path: str | os.PathLike) -> bytes:
 
 
 def _in_folder(folder: Path) -> str:
-    """What to give instead of a folder, where that is known."""
+    """What to give instead of a folder, if that is known."""
     if (folder / "best.tmn").is_file():
         return f": give {folder / 'best.tmn'}"
     if (folder / "model.json").is_file():
@@ -274,14 +274,14 @@ def _in_folder(folder: Path) -> str:
 
 
 def _alike(file: Path) -> str:
-    """What may be meant by a file that is not there."""
+    """What may be meant by a missing file."""
     if file.suffix == ".tmn" and is_name(file.stem):
         return f": the potential '{file.stem}' is given by its name alone"
     return ""
 
 
 def _of_others(path: str | os.PathLike, blob: bytes) -> str:
-    """What to do with a file that is no model file, where that is known."""
+    """What to do with a file that is no model file, if that is known."""
     if not blob:
         return "; it is empty"
     if str(path).endswith(".json"):

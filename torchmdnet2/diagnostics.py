@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, devices and backends."""
+"""Facts that a bug report needs: versions, devices and backends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PACKAGES = tuple("numpy ase h5py safetensors pydantic vesin numba triton openmm
 _SEARCHES = ("vesin", "triton", "torch_cluster")  # neighbor backends that need the module of their name
 
 _FOR_DEVELOPERS = {"all", "dev", "docs"}
-"""Extras that users need not know."""
+"""Extras that are not shown to users."""
 
 
 def surroundings() -> dict[str, Any]:
-    """What `torchmdnet2 info` prints: plain data.
+    """The facts that `torchmdnet2 info` prints, as plain data.
 
     Returns:
-        "versions", "devices", "gpu" (whether it is used, and why not), "extras" (installed, or what they lack),
+        "versions", "devices", "gpu" (whether it is used, and why not), "extras" (installed, or missing packages),
         "neighbors" and "kernels" that can run here, "kernel caches" (folders), "potentials", "models", "heads",
         "priors".
     """
@@ -74,7 +74,7 @@ def _gpu() -> str:
 
     if torch.version.cuda is None:
         return (
-            f"not used: PyTorch {torch.__version__} is built without CUDA. Where there is an NVIDIA GPU, install a "
+            f"not used: PyTorch {torch.__version__} is built without CUDA. For an NVIDIA GPU, install a "
             "CUDA build of PyTorch (pytorch.org)"
         )
     if not torch.cuda.is_available():
@@ -90,7 +90,7 @@ def _gpu() -> str:
 
 
 def extras() -> dict[str, str]:
-    """Extra -> "installed", or the packages that it lacks; nothing where this package is not installed by pip."""
+    """Extra -> "installed", or its missing packages; empty if this package is not installed by pip."""
     try:
         required = requires("torchmdnet2") or []
     except PackageNotFoundError:
@@ -109,7 +109,7 @@ def extras() -> dict[str, str]:
 
 
 def _numba_cache() -> Path:
-    """Where numba keeps compiled kernels: beside the package, or where this cannot be written."""
+    """Where numba keeps compiled kernels: in the package, or elsewhere if it cannot be written."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
     package = Path(__file__).parent
     if folder:

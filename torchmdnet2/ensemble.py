@@ -1,4 +1,4 @@
-"""ensemble.json: the model files of an ensemble, with their checksums."""
+"""Ensembles: mean and spread of several potentials, and the file that lists them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def read_ensemble(path: str | os.PathLike) -> list[Path]:
     """The model files that an ensemble.json lists.
 
     Raises:
-        FileNotFoundError: it, or a model, is not there.
-        BadCheckpoint: not such a file, or a model is not the one that was listed.
+        FileNotFoundError: the file or a model is not there.
+        BadCheckpoint: it is no such file, or a model is not the listed one.
     """
     path = Path(path)
     if path.suffix == ".tmn":
@@ -82,7 +82,7 @@ class EnsembleResult(Result):
         forces_std: [N, 3] eV/Å; None when forces were not asked for.
         stress_std: [B, 3, 3] eV/Å³; None when the stress was not asked for.
         atom_energies_std: [N] eV.
-        charges_std: [N] e; None where a member has none.
+        charges_std: [N] e; None if a member has none.
         properties_std: of the properties that all members predict.
     """
 
@@ -99,13 +99,13 @@ class Ensemble:
 
     The mean of the forces is the gradient of the mean energy, so that dynamics with it conserves energy.
 
-    A warning says where the members' metadata state different levels of theory.
+    It warns if the members' metadata state different levels of theory.
 
     Args:
         potentials: at least two, since one has no spread; they are set to evaluation mode.
 
     Raises:
-        ValueError: fewer than two potentials, or on different devices; there is no element that all know.
+        ValueError: fewer than two potentials, different devices, or no common element.
     """
 
     def __init__(self, potentials: Iterable[Potential]):
@@ -199,7 +199,7 @@ class EnsembleBoundStep:
             step.replay()
 
     def fetch(self) -> EnsembleResult | None:
-        """Mean and spread on the host; None where a member lacked room, so that the step must be repeated.
+        """Mean and spread on the host; None if the capacity of a member was too small and the step must be repeated.
 
         Raises:
             ValueError: a position, the cell or an energy is not finite (names the atom).
@@ -218,7 +218,7 @@ class EnsembleBoundStep:
 
 
 def combine(results: Sequence[Result]) -> EnsembleResult:
-    """Mean and spread of what at least two potentials give for the same structures."""
+    """Mean and spread of the results of at least two potentials for the same structures."""
     names = ("energy", "forces", "stress", "atom_energies", "charges")
     with torch.inference_mode(False):  # ordinary tensors, as those of the members
         mean, std = statistics([{name: getattr(r, name) for name in names} for r in results])

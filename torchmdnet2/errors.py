@@ -22,17 +22,17 @@ __all__ = [
 
 
 class NeighborOverflow(RuntimeError):
-    """A neighbor list needed more room than its capacity; the list is not usable.
+    """A neighbor list needs a larger capacity; the list is not usable.
 
     Attributes:
         needed: number of directed edges that the search found.
-        capacity: number of directed edges that there was room for.
+        capacity: number of directed edges that fit.
     """
 
     def __init__(self, needed: int, capacity: int):
         self.needed, self.capacity = int(needed), int(capacity)
         super().__init__(
-            f"the neighbor list needs {needed} directed edges and has room for {capacity}; "
+            f"the neighbor list needs {needed} directed edges and its capacity is {capacity}; "
             f"pass capacity={needed} or more, or leave capacity=None to let it grow"
         )
 
@@ -42,15 +42,16 @@ class UnknownElement(ValueError):
 
 
 class UntrainedCharge(ValueError):
-    """A structure's total charge or odd number of electrons is not what the model was trained on, or not used by it."""
+    """The model was not trained on the total charge or odd number of electrons of a structure, or does not use it."""
 
 
 class UntrainedChargeWarning(UserWarning):
-    """A structure's total charge or number of electrons is unknown to the model; it is evaluated as the user asked."""
+    """A structure's total charge or number of electrons is unknown to the model, and is evaluated at the user's
+    request."""
 
 
 class UndeterminedEnergyWarning(UserWarning):
-    """The data of the training do not determine the reference energies of a structure's composition."""
+    """The training data do not determine the reference energies of a structure's composition."""
 
 
 class BadCheckpoint(ValueError):
@@ -58,7 +59,7 @@ class BadCheckpoint(ValueError):
 
 
 class UnknownModel(FileNotFoundError):
-    """Neither a model file nor the name of a potential."""
+    """A name is neither a model file nor a potential."""
 
 
 class BadConfig(ValueError):
@@ -70,7 +71,7 @@ class BadData(ValueError):
 
 
 class StructureWarning(UserWarning):
-    """Something that a structure states is not used, or its dummy cell is taken as none."""
+    """A statement of a structure is not used, or its dummy cell is ignored."""
 
 
 class MissingBackend(ImportError):
@@ -79,7 +80,7 @@ class MissingBackend(ImportError):
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Around imports of packages that an extra of this package installs.
+    """A context for imports of packages that an extra of this package installs.
 
     Args:
         extra: its name.

@@ -2,7 +2,7 @@
 
 The paths are tried in order: on a CUDA device fused kernels (neighbor search, network, hand-written backward and sums
 over static buffers, replayed as one CUDA graph), then autograd in a CUDA graph; on the CPU kernels compiled by numba;
-at last the Potential itself. `report()` says which one runs, and why.
+finally the Potential itself. `report()` says which one runs, and why.
 
 Shapes: N atoms, B structures.
 """
@@ -53,13 +53,13 @@ _Found = TypeVar("_Found")
 
 
 class Evaluator:
-    """Evaluates a potential again and again: same inputs and results as the Potential. Thread-safe.
+    """Evaluates a potential many times, by the fastest path: same inputs and results as the Potential. Thread-safe.
 
     Args:
         potential: the potential, set to evaluation mode. Weights that change later are noticed when they are changed
             in place (optimizers, `load_state_dict`); call `refresh()` after replacing parameters or priors, or
             changing them through `.data`, which PyTorch does not count.
-        precision: "native": the potential's own precision (nothing below float32 anywhere; "float32" means the same);
+        precision: "native": the precision of the potential (float32 at least; "float32" means the same);
             "tf32": matrix products of the fused kernels in TF32; "float64": a float64 copy of the potential.
         graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (5,000 for
             potentials without fused kernels; above, launch overhead is negligible); True always; False never.
@@ -101,7 +101,7 @@ class Evaluator:
         Args:
             system: N atoms in B structures, on the potential's device; never changed.
             forces: whether to compute them.
-            stress: whether to compute it; None takes the evaluator's own setting.
+            stress: whether to compute it; None: the evaluator's setting.
 
         Returns:
             Result of fresh tensors; forces and stress in the floating-point type of `system.pos`. Where positions,
@@ -134,12 +134,12 @@ class Evaluator:
 
         Args:
             system: N atoms in B structures; copied.
-            stress: None takes the evaluator's own setting.
+            stress: None: the evaluator's setting.
 
         Returns:
             An object with static tensors `pos`, `cell`, `forces`, `energy`, `atom_energies`, `stress`, with
             `replay()` and with `check()`; see `torchmdnet2.engine.bound`. The first step is computed. It keeps the
-            weights of now, and is not locked: one thread at a time.
+            present weights, and is not locked: one thread at a time.
 
         Raises:
             ValueError, RuntimeError: as a call.
@@ -163,7 +163,7 @@ class Evaluator:
             self._last_pbc: tuple[Tensor | None, int, bool] = None, 0, False
 
     def _cells_of(self, system: System) -> Evaluator | None:
-        """What evaluates periodic structures, where there are some and the model sums over all pairs of molecules."""
+        """The evaluator of periodic structures, if there are some and the model sums over all pairs of molecules."""
         if self._summing is None or not self._is_periodic(require_system(system).pbc):
             return None
         with self._lock:
@@ -175,7 +175,7 @@ class Evaluator:
             return self._cells
 
     def _is_periodic(self, pbc: Tensor) -> bool:
-        """Whether a structure is: that a GPU is waited for is spared where the last call had the same tensor."""
+        """Whether a structure is periodic. It does not wait for a GPU if the last call had the same tensor."""
         seen, version, found = self._last_pbc
         if pbc is not seen or pbc.is_inference() or pbc._version != version:  # inference tensors count no changes
             found = bool(pbc.any())
@@ -183,7 +183,8 @@ class Evaluator:
         return found
 
     def _first(self, system: System, action: Callable[[Backend], _Found], differentiated: bool = False) -> _Found:
-        """What the first backend gives that takes the system; what is differentiated goes to the potential itself."""
+        """The result of the first backend that accepts the system; the potential itself if results are
+        differentiated."""
         refuse_forked_gpu(self.potential.device)
         with self._lock, outside_modes(self.potential.device):
             if self._task.is_changed:
@@ -206,7 +207,7 @@ class Evaluator:
 
     @property
     def _active(self) -> Backend:
-        """The backend that structures run on, but for those that it declines."""
+        """The backend that evaluates structures, except those that it declines."""
         return next(backend for backend in self._backends if not backend.unsupported_reason)
 
     @property
@@ -215,12 +216,12 @@ class Evaluator:
         return isinstance(self._active, FusedBackend)
 
     def report(self, system: System | None = None, stress: bool | None = None) -> str:
-        """Which path runs and why, its capacities and memory, in words.
+        """The path that runs and the reason, its capacities and memory, in words.
 
         Args:
             system: a structure whose step is timed, with forces: each search, the network and each prior, in ms and as
-                a share of the whole step. On a GPU each is replayed by itself in a CUDA graph. None: nothing is timed.
-            stress: time it with the stress; None takes the evaluator's own setting.
+                a share of the whole step. On a GPU each is replayed separately in a CUDA graph. None: nothing is timed.
+            stress: time it with the stress; None: the evaluator's setting.
 
         Raises:
             ValueError: the structure is refused, as in a call.
@@ -262,10 +263,10 @@ def load(
     """Read a potential from a model file, in evaluation mode.
 
     Its calls run on an Evaluator: by fused kernels or in CUDA graphs, where these support the model. They run by
-    autograd, as `potential.reference(system)` always does, in training mode, where results are differentiated, with
-    `neighbors` that are given, and with hooks on the layers. In-place changes of weights are noticed (optimizers,
-    `load_state_dict`, `.to(device)`), and so are replaced parameters, heads and priors; changes through `.data`, which
-    PyTorch does not count, are not.
+    autograd, as `potential.reference(system)` always does, in training mode, if results are differentiated, with given
+    `neighbors`, and with hooks on the layers. Changes of weights in place (optimizers,
+    `load_state_dict`, `.to(device)`) and replaced parameters, heads and priors are noticed; changes through `.data`,
+    which PyTorch does not count, are not.
 
     Args:
         path: a .tmn file, or the name of a potential (`torchmdnet2 models`).
@@ -292,9 +293,9 @@ _ENDS = (_END,)  # where one of two sequences is shorter, its end meets somethin
 
 
 class FastCalls:
-    """Calls of one potential on an Evaluator, which is made when it is first needed. Thread-safe.
+    """Runs calls of one potential on an Evaluator, which is made when it is first needed. Thread-safe.
 
-    Copies and pickles begin anew: they belong to the copy of the potential.
+    Copies and pickles start without one: they belong to the copy of the potential.
     """
 
     def __init__(self) -> None:
@@ -305,7 +306,7 @@ class FastCalls:
         self._parts: list[Any] = []  # of all tables, `_END` last
 
     def __call__(self, potential: Potential, system: System, forces: bool, stress: bool) -> Result | None:
-        """As the Evaluator; None where the potential itself must be called.
+        """As the Evaluator; None if the potential itself must be called.
 
         Args:
             potential: in evaluation mode; always the same one.

@@ -1,6 +1,6 @@
 """Names in configuration files and the classes or functions behind them.
 
-One dictionary per kind and a decorator. Other packages add theirs through the entry-point group
+One dictionary per kind and a decorator. Other packages add classes through the entry-point group
 `torchmdnet2.plugins`: each entry point names a module, which registers its classes when it is imported. This module
 imports nothing of the package: `torchmdnet2/__init__.py` gives it the function that imports the built-in classes.
 """
@@ -42,10 +42,10 @@ class UnknownName(KeyError):
 
 
 class Registry(Generic[T]):
-    """A dictionary name -> class (or function) of one kind, with an error that helps.
+    """Finds classes (or functions) of one kind by name, with an error that lists the known names.
 
     Args:
-        kind: what error messages call an entry.
+        kind: name of an entry in error messages.
     """
 
     def __init__(self, kind: str):
@@ -56,7 +56,7 @@ class Registry(Generic[T]):
         """Decorator: make the class known under `name`.
 
         Args:
-            name: that configurations use.
+            name: the name in configurations.
 
         Raises:
             ValueError: another class has this name.
@@ -103,7 +103,7 @@ _plugins_loaded = False
 
 
 def provide(load: Callable[[], None]) -> None:
-    """Have `load` import the modules of built-in classes when a name is not known yet; it may be called repeatedly."""
+    """Set the function that imports the built-in classes when a name is not known yet; it may be called repeatedly."""
     _providers.append(load)
 
 
@@ -113,7 +113,7 @@ def _load_builtin() -> None:
 
 
 def load_plugins() -> None:
-    """Import the modules of the entry-point group `torchmdnet2.plugins`, once; one that fails is warned of."""
+    """Import the modules of the entry-point group `torchmdnet2.plugins`, once; failures give a warning."""
     global _plugins_loaded
     if not _plugins_loaded:
         from importlib.metadata import entry_points

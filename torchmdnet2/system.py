@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["System", "is_transformed", "outside_transforms"]
 
 outside_transforms = torch._C._DisableFuncTorch
-"""A context in which tensors are made as if there was no transform of `torch.func` around: tensors that are kept from
-call to call, which would be of no use outside of the transform, and those that NumPy reads."""
+"""A context without the transforms of `torch.func`, for tensors that are kept between calls, which could not be used
+outside of the transform, and for those that NumPy reads."""
 
 
 @dataclass(eq=False)
 class System:
-    """A batch of structures, possibly periodic, each with its own cell, charge and spin.
+    """A batch of structures, each with positions, cell, charge and spin.
 
-    Only `z` and `pos` are needed: the rest defaults to one neutral molecule in vacuum.
+    Only `z` and `pos` are needed: the default is one neutral molecule in vacuum.
 
     Args:
         z: atomic numbers, [N] integers.
@@ -93,7 +93,7 @@ class System:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
 
     def _count_systems(self, device: torch.device) -> int:
-        """B, without looking at the batch where another argument gives it (that would stall a GPU)."""
+        """B, from another argument if possible: reading the batch would stall a GPU."""
         if self.batch is None:
             return 1
         sized: list[tuple[Any, int]] = [(self.cell, 3), (self.pbc, 2), (self.charge, 1), (self.spin, 1)]
@@ -117,7 +117,7 @@ class System:
 
     @property
     def atom_counts(self) -> Tensor:
-        """[B] int64, number of atoms of each structure; found without waiting for the device."""
+        """[B] int64, number of atoms of each structure; computed without waiting for the device."""
         zeros = torch.zeros(self.num_systems, dtype=torch.long, device=self.device)
         return zeros.index_add(0, self.batch, torch.ones_like(self.batch))
 
@@ -158,14 +158,14 @@ class System:
         """The same structures at other positions, without the checks of `replace`, which take longer than a small step.
 
         Args:
-            pos: [N, 3] Å, of the type and on the device of those before.
+            pos: [N, 3] Å, of the present type and device.
         """
         found = copy.copy(self)
         found.pos = pos
         return found
 
     def detach(self) -> System:
-        """The same structures as plain numbers, outside of any derivative: what a search or a check reads.
+        """The same structures without derivatives, as searches and checks read them.
 
         Tensors share their memory. Those that `torch.func` has wrapped are unwrapped.
 
@@ -314,7 +314,7 @@ class System:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """A tensor unchanged: `torch.as_tensor` would take it to torch's default device."""
+    """The value as a tensor. A tensor is unchanged: `torch.as_tensor` would move it to torch's default device."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 

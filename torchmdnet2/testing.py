@@ -1,4 +1,4 @@
-"""A potential that is a sum of priors, to check these by.
+"""Checks for authors of models, priors and neighbor searches.
 
 Shapes: N atoms.
 """
@@ -30,7 +30,8 @@ __all__ = [
 
 
 def without_network(priors: Iterable[Prior], elements: Sequence[int], cutoff: float = 5.0) -> Potential:
-    """A potential that is the sum of some priors; it predicts charges by element where one of them uses charges."""
+    """A potential that is the sum of some priors, to check these; it predicts charges by element if one uses
+    charges."""
     priors = list(priors)
     properties = [_ChargesByElement()] if any(prior.uses_charges for prior in priors) else []
     network = _NoNetwork(cutoff, max(elements, default=0) + 1)
@@ -40,7 +41,7 @@ def without_network(priors: Iterable[Prior], elements: Sequence[int], cutoff: fl
 
 
 class _NoNetwork(Representation):
-    """Features that are zero."""
+    """A representation whose features are zero."""
 
     def __init__(self, cutoff: float, max_z: int):
         super().__init__()
@@ -79,7 +80,7 @@ def _three(potential: Potential) -> list[int]:
 
 
 def _require(value: Tensor | float, bar: float, unit: str, fault: str) -> None:
-    """AssertionError unless value ≤ bar; NaN fails."""
+    """Raise AssertionError unless value ≤ bar; NaN fails."""
     value = float(value.detach() if isinstance(value, Tensor) else value)
     if not value <= bar:
         raise AssertionError(f"{fault}: {value:.3g} {unit}, at most {bar:.3g} {unit} is allowed")
@@ -167,7 +168,7 @@ def rotation_changes_nothing(potential: Potential, system: System) -> None:
 
 
 def translation_changes_nothing(potential: Potential, system: System) -> None:
-    """Moved structure, and atoms moved by whole lattice vectors: energy to 1e-9 eV/atom; total force 1e-9 eV/Å."""
+    """Translated structure, and atoms moved by whole lattice vectors: energy to 1e-9 eV/atom; total force 1e-9 eV/Å."""
     before = potential(system)
     images = torch.tensor([[(i * k) % 5 - 2 for k in (1, 2, 3)] for i in range(system.num_atoms)], device=system.device)
     whole = (images * system.pbc[system.batch]).to(system.dtype)
@@ -186,7 +187,7 @@ def translation_changes_nothing(potential: Potential, system: System) -> None:
 def supercell_changes_nothing(potential: Potential, system: System) -> None:
     """A neutral cell twice, and in other lattice vectors: energy to 1e-8 eV/atom, forces to 1e-7 eV/Å, stress likewise.
 
-    Not asked of energies that are means over the atoms.
+    Not checked for energies that are means over the atoms.
     """
     axes = system.pbc[0].nonzero()[:, 0].tolist() if system.num_systems == 1 else []
     mean = getattr(potential.head, "reduce", "sum") == "mean"
@@ -292,7 +293,7 @@ def smooth_at_the_cutoff(potential: Potential) -> None:
 def isolated_atoms_are_exact(potential: Potential) -> None:
     """A neutral atom alone has exactly the energy of the priors (+ energy_shift), and no force.
 
-    Not asked of a potential with `subtract_isolated=False`.
+    Not checked for a potential with `subtract_isolated=False`.
     """
     z = torch.tensor(potential.elements, device=potential.device)
     pos = torch.zeros(z.shape[0], 3, dtype=torch.float64, device=z.device)
@@ -345,7 +346,7 @@ def charges_are_seen_or_refused(potential: Potential) -> None:
 def coincident_atoms_are_finite(potential: Potential) -> None:
     """Atoms at the same place or nearly: finite energy and forces, or a ValueError; never NaN.
 
-    Without the checks of a call, which refuses them: steps of a simulation and GPUs do without.
+    A call refuses them; the check calls what steps of a simulation and GPUs run, which do not.
     """
     for distance in (0.0, 1e-300, 1e-160, 1e-30, 1e-12, 1e-6):
         system = _atoms(_three(potential), [[0, 0, 0], [distance, 0, 0], [0.3, 1.2, 0]], potential.device)
@@ -437,7 +438,7 @@ POTENTIAL_CHECKS: dict[str, Callable[[Potential], None]] = {
 
 
 def check_potential(potential: Potential, systems: Iterable[System] | None = None) -> None:
-    """Check everything that the package promises of a potential; it is copied, and run in float64.
+    """Check all properties that the package promises of a potential; a copy is run in float64.
 
     Args:
         potential: any potential; mirror images are compared unless its representation has `group = "SO(3)"`.

@@ -46,10 +46,10 @@ UNITS: dict[str, dict[str, float]] = {
     "charge": {"e": 1.0},
     "dipole": {"e*angstrom": 1.0, "e*bohr": BOHR, "debye": _DEBYE},
 }
-"""kind -> unit name -> size of that unit in the package's own unit."""
+"""kind -> unit name -> size of that unit in the package's unit."""
 
 OWN_UNITS = {"energy": "eV", "length": "Å", "charge": "e", "dipole": "e·Å", "force": "eV/Å", "stress": "eV/Å³"}
-"""kind -> the package's own unit, as people read it."""
+"""kind -> the package's unit, as printed."""
 
 _PASCAL = {"pa": 1.0, "mpa": 1e6, "gpa": 1e9, "bar": 1e5, "kbar": 1e8, "kb": 1e8, "atm": 101325.0}
 

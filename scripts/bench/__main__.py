@@ -1,10 +1,10 @@
-"""Benchmarks of torchmdnet2, beside other programs where these are installed.
+"""Benchmarks of torchmdnet2, compared with other programs if these are installed.
 
     python -m scripts.bench NAME [options]      runs one
     python -m scripts.bench NAME --help         says what it measures, and all its options
 
-Run it in the folder of the repository. Options that several benchmarks have mean the same in all of them. To time your
-own model on your own machine, `torchmdnet2 bench` is enough.
+Run it in the folder of the repository. Options of the same name have the same meaning in all benchmarks. To time a
+model on your machine, `torchmdnet2 bench` is enough.
 """
 
 from __future__ import annotations

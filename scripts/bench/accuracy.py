@@ -1,15 +1,15 @@
-"""Train potentials side by side on one GPU and measure them on published test frames: learning curves.
+"""Train several potentials at a time on one GPU and measure them on published test frames: learning curves.
 
     python -m scripts.bench accuracy --data FOLDER --sets acac,3bpa,ethanol --frames 50,150,450 [--minutes 8]
         [--config configs/acac-scratch.yaml] [--set training.lr=1e-3] [--variants FILE.yaml] [--together 4]
         [--output FOLDER]
 
-FOLDER holds a folder per set with training frames (train_300K.xyz or train.xyz, extxyz, eV and Å), from which as many
-as asked for are drawn, and 50 others for validation where there is no file validation.xyz. The model is chosen by
+FOLDER holds a folder per set with training frames (train_300K.xyz or train.xyz, extxyz, eV and Å). The wanted number
+is drawn from them, and 50 others for validation if there is no file validation.xyz. The model is chosen by
 validation alone, and then measured in float64 on every file test*.xyz of the folder, and on those training frames that
 were not drawn ("rest"). With fewer frames there are more epochs, so that all trainings take as many steps. VARIANTS
 maps names to settings, each as in the configuration (`fast: {training: {lr: 2e-3}}`); every set is trained with each.
-`--together` trainings share the GPU, each in a thread and a stream of its own. At the end of the time trainings stop at
+`--together` trainings share the GPU, each in a separate thread and stream. At the end of the time trainings stop at
 their best epoch so far and are measured as well; --output keeps results.json, the models and the learning curves.
 """
 
@@ -54,7 +54,7 @@ class OutOfTime(Exception):
 
 
 def merged(base: Tree, changes: Mapping[str, Any]) -> Tree:
-    """A copy of nested settings with others in place."""
+    """A copy of nested settings with some of them replaced."""
     result = copy.deepcopy(base)
     for key, value in changes.items():
         result[key] = merged(result[key], value) if isinstance(value, Mapping) and key in result else value
@@ -74,7 +74,7 @@ def number_of_frames(path: Path) -> int:
 
 
 def config_of(base: Tree, folder: Path, frames: int, most: int, options: argparse.Namespace) -> Config:
-    """The configuration of one training: what is drawn, and how long."""
+    """The configuration of one training: its frames, and its length."""
     path = training_file(folder)
     own = folder / "validation.xyz"
     drawn = 0 if own.is_file() else VALIDATION
@@ -91,7 +91,7 @@ def config_of(base: Tree, folder: Path, frames: int, most: int, options: argpars
 
 
 class Job:
-    """One training: made first, run in a thread of its own, measured at the end."""
+    """One training: made first, run in a separate thread, measured at the end."""
 
     def __init__(self, name: str, folder: Path, config: Config):
         self.name, self.folder, self.config = name, folder, config
@@ -101,13 +101,13 @@ class Job:
         self.row: Tree = {"name": name, "set": folder.name, "settings": config.to_dict()}
 
     def make(self) -> None:
-        """Frames and weights; torch's random state is shared, so that this is not for several threads."""
+        """Draw frames and make weights; torch's random state is shared, so call this in one thread only."""
         with own_torch_state(self.config):
             self.setup = make_setup(self.config)
             self.trainer = make_trainer(self.setup, None)
 
     def train(self, until: float, lock: AbstractContextManager = nullcontext()) -> None:  # noqa: B008 (no state)
-        """To the last epoch, or the last before the end of the time.
+        """Train to the last epoch, or until the time is over.
 
         The lock is held until the first step is done: kernels are compiled, and a graph is captured.
         """
@@ -217,7 +217,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 
 def run(jobs: list[Job], options: argparse.Namespace) -> list[Tree]:
-    """All trainings, so many at a time; rows are written as they come."""
+    """Run all trainings, some at a time; rows are written as soon as they are known."""
     until = time.time() + 60 * options.minutes - 15  # for the last evaluations
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:

@@ -1,12 +1,12 @@
-"""Time a step through ASE and OpenMM beside the Evaluator alone, on one GPU, and where the time goes.
+"""Time a step through ASE and OpenMM, compare it with the Evaluator alone on one GPU, and show where the time goes.
 
     python -m scripts.bench adapters --systems FOLDER_OF_PDB_FILES [--minutes 5] [--output FILE]
 
 Each row is one system. "bound" is a step that stays on the device, and "call" is `evaluator(system)`; "copies" brings
 positions in and results out without a step; "hand-over" is what the host does without a model (OpenMM: a step with a
 PythonForce that returns zeros). TorchMD-Net's ASE calculator runs with the same weights where it is installed, eager
-and compiled. Each program runs in a process of its own.
-Random weights: atoms move by next to nothing in a step, so that the speed in ns/day is that of a time step of 1 fs.
+and compiled. Each program runs in a separate process.
+Weights are random and atoms hardly move in a step. The speed in ns/day is that of a time step of 1 fs.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def bench_openmm(potential: Potential, atoms: Atoms, platform: str) -> dict[str,
 
 
 def bench_peer(potential: Potential, system: System, atoms: Atoms, compiled: bool) -> Row:
-    """TorchMD-Net's own ASE calculator on a checkpoint of the same weights."""
+    """TorchMD-Net's ASE calculator on a checkpoint of the same weights."""
     from torchmdnet.calculators import TMDNETCalculator
 
     from torchmdnet2.importers.torchmd_net import export_checkpoint
@@ -216,7 +216,7 @@ def run_part(options: argparse.Namespace) -> None:
 
 
 def table(rows: list[Row]) -> str:
-    """What the measurements mean, by system."""
+    """Print the results by system."""
     lines = []
     for name in dict.fromkeys(r["system"] for r in rows if "system" in r):
         of = {r["part"]: r for r in rows if r.get("system") == name}
@@ -238,18 +238,18 @@ def table(rows: list[Row]) -> str:
 
 
 def line(row: Row) -> str:
-    """A row for people."""
+    """A row as readable text."""
     if "calculator" in row:
         values = f"{row['calculator']:.4f}, VelocityVerlet {row['verlet']:.4f}, {speed(row['verlet'])}"
         return f"{values}, first {row['first s']:.1f} s"
     if "step" in row:
-        own = f"in the callable {row['in the callable']:.4f}, OpenMM's own step and hand-over {row['hand-over']:.4f}"
+        own = f"in the callable {row['in the callable']:.4f}, OpenMM's step and hand-over {row['hand-over']:.4f}"
         return f"{row['step']:.4f}, {speed(row['step'])}: {own}"
     return row.get("error") or ", ".join(f"{k} {v:.4f}" for k, v in row.items() if isinstance(v, float))
 
 
 def speed(milliseconds: float) -> str:
-    """Of a step of 1 fs."""
+    """Simulated time per day with steps of 1 fs."""
     return f"{86.4 / milliseconds:.0f} ns/day"
 
 

@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="aimnet2_wb97m-d3_ens.jpt")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--molecules", type=int, nargs="+", default=[8, 56, 343], help="of water, in each droplet")
-    parser.add_argument("--alone", type=int, nargs="*", default=[], help="the same, without the file")
+    parser.add_argument("--alone", type=int, nargs="*", default=[], help="as --atoms, without the file")
     parser.add_argument("--repeat", type=int, default=20)
 
 

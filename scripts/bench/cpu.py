@@ -4,7 +4,7 @@
                                 [--tensornet2 LAYERS] [--only NAME]
 
 FOLDER holds alanine_dipeptide.pdb and chignolin.pdb; the water box of 1,029 atoms is made here. Each step is whole:
-neighbor search, energy, forces. The programs take turns, so that what else runs on the machine meets all of them.
+neighbor search, energy, forces. The programs take turns, so that other work on the machine slows all of them.
 All have the same weights. Errors are the largest of any force component against the Potential in float64.
 
 --priors times the Evaluator with priors beside the network instead (COMPOSED of systems.py), in processor time.
@@ -34,7 +34,7 @@ from .systems import COMPOSED, MODEL, make_potential, read_pdb, sides, water_box
 
 
 def peer(potential: Potential, atoms: System) -> Callable[[], Any] | None:
-    """A step of TorchMD-Net with these weights, eager; None when it is not installed."""
+    """An eager step of TorchMD-Net with these weights; None if it is not installed."""
     try:
         return peer_step(potential, atoms, "eager")
     except ImportError as error:
@@ -48,11 +48,11 @@ FIELD = {**PREDICTED, "method": "reaction_field", "cutoff": 9.0}
 COMPOSED2: dict[str, list[dict[str, Any]]] = {
     "plain": [], "zbl": [COVALENT], "reaction_field": [FIELD], "zbl+reaction_field": [COVALENT, FIELD],
 }  # fmt: skip
-"""Priors beside TensorNet2, by name."""
+"""Priors added to TensorNet2, by name."""
 
 
 def make(layers: int, composed: str = "plain") -> Potential:
-    """TensorNet, or TensorNet2 with so many layers, with random weights, always the same."""
+    """TensorNet, or TensorNet2 with this number of layers, with random weights that are always the same."""
     if not layers:
         return make_potential(composed)
     torch.manual_seed(1)
@@ -63,14 +63,14 @@ def make(layers: int, composed: str = "plain") -> Potential:
 
 
 def milliseconds(step: Callable[[], Any]) -> tuple[float, float]:
-    """Of the clock, and of the processor."""
+    """Milliseconds of the clock, and of the processor."""
     start = time.perf_counter(), time.process_time()
     step()
     return 1e3 * (time.perf_counter() - start[0]), 1e3 * (time.process_time() - start[1])
 
 
 def compare_priors(systems: dict[str, System], repeats: int, layers: int) -> None:
-    """Print what priors add to a step. They take turns; the ratio is the median of those of each turn."""
+    """Print the time that priors add to a step. They take turns; the ratio is the median over the turns."""
     named = COMPOSED2 if layers else COMPOSED
     evaluators = {composed: Evaluator(make(layers, composed)) for composed in named}
     print("system, atoms: priors, median ms, minimum ms of processor time; median ratio to plain")

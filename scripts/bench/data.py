@@ -4,8 +4,8 @@
 
 Writes FOLDER/many.h5 (SPICE's layout: 50 conformations of each molecule of 10 to 20 atoms, charges of ions in the
 SMILES) and FOLDER/many.xyz, with their caches beside them, and prints a table: step, time, processor time of a process
-(not of its workers), memory, result. Every step runs in a process of its own; memory is what it holds at most beyond
-what it held after the imports, without pages of files. Linux only. A million frames need 2 GB of disk.
+(not of its workers), memory, result. Every step runs in a separate process; memory is the largest amount beyond that
+after the imports, without pages of files. Linux only. A million frames need 2 GB of disk.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def make_xyz(path: Path, frames: int) -> None:
 
 
 def measure(step: str, folder: Path) -> str:
-    """Do one step; returns what it did besides taking time."""
+    """Do one step; returns its result in words."""
     if step in ("make HDF5's cache", "make extxyz's cache", "open it"):
         file = folder / ("many.xyz" if "extxyz" in step else "many.h5")
         return f"{len(open_dataset(file, KEYS, {}, cache=folder / 'caches')):,} frames"
@@ -108,7 +108,7 @@ STEPS = ("make HDF5's cache", "make extxyz's cache", "open it", "neighbor lists"
 
 
 def resident() -> float:
-    """MB of this process that are no file's."""
+    """Memory of this process in MB, without pages of files."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.split("RssAnon:")[1].split()[0]) / 1e3
 

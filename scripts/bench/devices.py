@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def run(devices: int, batch: int, seconds: float, options: argparse.Namespace) -> Row:
-    """The row of one number of GPUs."""
+    """Measure with one number of GPUs; returns a row."""
     found = Path(f"{options.output or 'bench_devices'}.row")
     found.unlink(missing_ok=True)
     command = [
@@ -106,7 +106,7 @@ def run(devices: int, batch: int, seconds: float, options: argparse.Namespace) -
 
 
 def throughput(rows: list[Row]) -> str:
-    """Throughput, and how it grows."""
+    """Print the throughput by number of GPUs."""
     one = {row["batch"]: row["frames_per_s"] for row in rows if row["devices"] == 1 and "ms" in row}
     lines = []
     for row in rows:

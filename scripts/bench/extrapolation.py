@@ -1,19 +1,19 @@
-"""Train variants of a recipe with several seeds, side by side on several GPUs, and measure them on hotter frames.
+"""Train variants of a recipe with several seeds on several GPUs, and measure them on hotter frames.
 
     python -m scripts.bench extrapolation label TRAIN.xyz DATA/NAME [--processes 16]     # make a set of hot frames
     python -m scripts.bench extrapolation run PLAN.yaml … OUTPUT --data DATA [--gpus 4] [--threads 6] [--minutes 25]
     python -m scripts.bench extrapolation teach DATA/NAME CHEAP.xyz DATA/NAME_taught MODEL.tmn …
     python -m scripts.bench extrapolation replay STRUCTURES.xyz NUMBER LABELS.h5 …
 
-`label` makes the surrogate that settings are chosen on, so that published test frames are not looked at: the geometries
+`label` makes the surrogate on which settings are chosen, so that published test frames stay unseen: the geometries
 of TRAIN.xyz start GFN2-xTB dynamics at 300 K (train.xyz), 600 K and 1200 K (test_600K.xyz, test_1200K.xyz), all with
 GFN2-xTB labels. A plan names a configuration, settings that all trainings share, variants and seeds; see
 scripts/plans/extrapolation.yaml. Trainings are done seed by seed. Each GPU has one process with --threads trainings at
 a time, each in a separate thread and stream: a step is a sequence of small kernels that leaves most of a GPU idle,
-and kernels of several processes would run in turn, not side by side. Weights do not depend on --threads. A training
+and kernels of several processes would run in turn. Weights do not depend on --threads. A training
 that cannot be finished in the --minutes that are left is not begun. OUTPUT keeps a JSON file, the predictions and the
 model of each training, and table.txt: errors as mean ± spread over the seeds, and those of the mean prediction of all
-seeds, which tell variance from bias. A run that was cut off goes on where it was; without a GPU everything runs on the
+seeds, which tell variance from bias. A run that was cut off continues; without a GPU everything runs on the
 CPU.
 
 `teach` makes a set for a student: the 450 training frames of NAME, and the frames of CHEAP.xyz with the labels that
@@ -65,7 +65,7 @@ TEMPERATURES = {"train": (300, 500), "test_600K": (600, 160), "test_1200K": (120
 
 
 def label(options: argparse.Namespace) -> None:
-    """The surrogate set, by examples/label_with_xtb.py."""
+    """Make the surrogate set by examples/label_with_xtb.py."""
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, (temperature, frames) in TEMPERATURES.items():
         path = options.folder / f"{name}.xyz"
@@ -78,7 +78,7 @@ def label(options: argparse.Namespace) -> None:
 
 
 def teach(options: argparse.Namespace) -> None:
-    """The set of a student."""
+    """Make the set of a student."""
     plan: Tree = {"config": "configs/acac-scratch.yaml", "sets": [options.given.name], "frames": 450}
     plan |= {"seeds": [1], "variants": {"": {}}}
     ((_, job),) = jobs_of(plan, options.given.parent, "cpu")
@@ -97,7 +97,7 @@ def teach(options: argparse.Namespace) -> None:
 
 
 def replay(options: argparse.Namespace) -> None:
-    """Structures for `init.replay`: some of each of a few files, which hold molecules of one size each."""
+    """Draw structures for `init.replay`: some of each of a few files, each of which holds molecules of one size."""
     rng = np.random.default_rng(0)
     drawn: list[Atoms] = []
     for k in rng.permutation(len(options.files)).tolist():
@@ -143,7 +143,7 @@ def predictions(potential: Potential, path: Path) -> dict[str, np.ndarray]:
 
 
 def rms(energy: np.ndarray, forces: np.ndarray, labels: dict[str, np.ndarray]) -> list[float]:
-    """Of energies in meV and of forces in meV/Å."""
+    """Root mean squares of energies in meV and of forces in meV/Å."""
     differences = energy - labels["energy_label"], forces - labels["forces_label"]
     return [1e3 * float(np.sqrt(np.mean(d**2))) for d in differences]
 
@@ -159,7 +159,7 @@ def _not_taken(jobs: Sequence[Job], options: argparse.Namespace) -> Iterator[Job
 
 
 def work(options: argparse.Namespace) -> None:
-    """Trainings side by side, each thread taking one after the other, until all are taken."""
+    """Train in several threads, each of which takes one training after the other."""
     sys.setswitchinterval(1e-4)  # a step is 0.2 ms of Python: others need not wait 5 ms for their turn
     plans = json.loads((options.output / "plans.json").read_text())
     # before the threads start: reading a configuration draws random numbers, which belong to the process
@@ -278,7 +278,7 @@ def run(options: argparse.Namespace) -> None:
         return text
 
     for k in range(max(1, gpus)):
-        # a queue of its own for every stream that a training may use
+        # a separate queue for every stream that a training may use
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
         environment["CUDA_VISIBLE_DEVICES"] = visible[k] if gpus else ""
         command = again("extrapolation", "work", options.output, "--data", options.data)

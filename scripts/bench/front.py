@@ -1,4 +1,4 @@
-"""Time what users call of a shipped potential: `load(...)(system)`, an Evaluator, a bound step, a step of ASE.
+"""Time the ways in which users call a shipped potential: `load(...)(system)`, Evaluator, bound step, ASE, OpenMM.
 
     python -m scripts.bench front [--device cpu] [--model organic] [--output FILE]
 
@@ -52,7 +52,7 @@ def aldehyde(carbons: int) -> Atoms:
 
 
 def structure(size: int) -> Atoms:
-    """One of SIZES."""
+    """The structure of a size, one of SIZES."""
     if size not in WATER:
         return aldehyde((size - 1) // 3)
     (atoms,) = water_box(WATER[size]).to_ase()
@@ -61,7 +61,7 @@ def structure(size: int) -> Atoms:
 
 
 def ways(model: str, device: str, atoms: Atoms) -> dict[str, Callable[[], Any]]:
-    """By name, what evaluates the structure at its next positions."""
+    """Functions that evaluate the structure at its next positions, by name."""
     rng, count = np.random.default_rng(0), [0]
     places = [atoms.positions + 1e-3 * rng.normal(size=(len(atoms), 3)) for _ in range(8)]
     first = System.from_ase(atoms).to(device)
@@ -86,7 +86,7 @@ def ways(model: str, device: str, atoms: Atoms) -> dict[str, Callable[[], Any]]:
         bound.pos.copy_(systems[turn()].pos)
         bound.replay()
         if bound.fetch() is None:
-            raise RuntimeError("the edges did not fit, which bind should have seen to")
+            raise RuntimeError("the edges did not fit, although bind chooses the capacity")
 
     def ase() -> None:
         calculated.positions[:] = places[turn()]
@@ -96,7 +96,7 @@ def ways(model: str, device: str, atoms: Atoms) -> dict[str, Callable[[], Any]]:
 
 
 def openmm_step(model: str, device: str, atoms: Atoms) -> Callable[[], Any]:
-    """A step of OpenMM's integrator, by next to nothing."""
+    """A step of OpenMM's integrator, in which atoms hardly move."""
     import openmm
     from openmm import app, unit
 
@@ -118,7 +118,7 @@ def openmm_step(model: str, device: str, atoms: Atoms) -> Callable[[], Any]:
 
 
 def measure(steps: dict[str, Callable[[], Any]]) -> Row:
-    """Milliseconds by name, taking turns; seconds of the first calls."""
+    """Milliseconds by name, measured in turns; seconds of the first calls."""
     row: Row = {"first_s": {}}
     for name, step in steps.items():
         _, row["first_s"][name] = once(step)

@@ -1,8 +1,7 @@
-"""What all benchmarks share: options, results, and parts, each in a process of its own.
+"""What all benchmarks share: options, results, and parts in separate processes.
 
-A part that fails or hangs costs the others nothing. A benchmark calls `run_parts`, which starts it again with
-`--part NAME` for every part and collects what that process says, a row at a time. Rows are on disk as soon as they are
-known.
+A part that fails or hangs does not harm the others. A benchmark calls `run_parts`, which starts it again with
+`--part NAME` for every part and collects the rows that it prints. Rows are written to disk at once.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def shared(parser: argparse.ArgumentParser, **defaults: Any) -> None:
 
 
 def again(*words: object) -> list[str]:
-    """The command of a benchmark, for a process of its own.
+    """The command that starts a benchmark in a new process.
 
     Args:
         words: name of the benchmark, options.
@@ -68,7 +67,7 @@ def again(*words: object) -> list[str]:
 
 
 def save_rows(path: Path | None, rows: list[Row], known: Row | None = None) -> None:
-    """Results as JSON, where a file is asked for, with what was known before, and what the times belong to."""
+    """Write results as JSON if a file is wanted, with facts known before and the machine of the times."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**machine(), **(known or {}), "rows": rows}, indent=1, default=str) + "\n")
@@ -81,17 +80,17 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def over(options: argparse.Namespace) -> bool:
-    """The time of this part is over: nothing new is begun."""
+    """Whether the time of this part is over, so that nothing new is started."""
     return time.time() > options.until
 
 
 def say(**row: Any) -> None:
-    """Tell a row to the process that started this part."""
+    """Send a row to the process that started this part."""
     print(_MARK + json.dumps(row), flush=True)
 
 
 def attempt(known: Row, measure: Callable[[], Row]) -> None:
-    """Say what a measurement gives beside what is known of it, or why there is nothing."""
+    """Send the result of a measurement with what is known of it, or the reason why there is none."""
     try:
         say(**known, **measure())
     except Exception as error:  # of any kind: others' programs are measured too
@@ -104,7 +103,7 @@ def attempt(known: Row, measure: Callable[[], Row]) -> None:
 
 
 def machine() -> Row:
-    """What the times belong to."""
+    """The machine that the times belong to."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return {"device": name, "torch": torch.__version__, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
 
@@ -112,14 +111,14 @@ def machine() -> Row:
 def run_parts(
     options: argparse.Namespace, known: Row | None = None, show: Callable[[Row], str] = json.dumps
 ) -> list[Row]:
-    """Rows of all parts, as they come; each has the part's name under "part".
+    """Rows of all parts, in the order of arrival; each has the part's name under "part".
 
-    A part gets all the time that is left, but for five seconds for each of those after it.
+    A part gets the remaining time, less five seconds for each later part.
 
     Args:
         options: of the command line, with "parts", "minutes" and "output" of `shared`.
-        known: written beside the rows.
-        show: what is printed of a row.
+        known: facts that are written with the rows.
+        show: gives the text that is printed for a row.
     """
     parts = options.parts.split(",")
     end, rows = time.time() + 60 * options.minutes, []

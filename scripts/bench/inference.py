@@ -8,8 +8,8 @@ eager. Errors are the largest of any force component and of the energy against t
 same weights. "composed" replays the network with priors. "startup" is a fresh process: seconds to its first result and
 to that of a second molecule.
 
-Each part runs in a process of its own, and what it has found is written after every system: a part that fails or meets
-the end of the time loses nothing of the others. Parts joined by + run at the same time: those that are not timed,
+Each part runs in a separate process, and its results are written after every system: a part that fails or runs out of
+time does not harm the others. Parts joined by + run at the same time: those that are not timed,
 the exact results and compilation ("warm", "warm_tf32", "warm_compile"), which fills the caches on disk that the timed
 parts then find. PART:K/N takes every Nth system.
 """
@@ -61,7 +61,7 @@ WARM_UP_TO = {"float32": 100_000, "tf32": 100_000, "compile": 31_000}
 
 
 def errors(exact: dict[str, torch.Tensor] | None, forces: torch.Tensor, energy: torch.Tensor | None = None) -> Row:
-    """Largest errors against float64; the peer's energy has another zero."""
+    """Largest errors against float64; the energy of TorchMD-Net has another zero."""
     if exact is None:
         return {}
     reference = exact["forces"].to(forces.device)
@@ -85,7 +85,7 @@ def ours(potential: Potential, system: System, exact: Any, precision: str = "flo
     bound, first = once(lambda: evaluator.bind(system))
     row = {"mode": f"replay{suffix}", "first_s": first, **timed(bound.replay)}
     if not bound.check():
-        raise RuntimeError("the edges did not fit, which bind should have seen to")
+        raise RuntimeError("the edges did not fit, although bind chooses the capacity")
     yield {**row, **errors(exact, bound.forces, bound.energy), "peak_GB": peak()}
     del bound
     forget()
@@ -127,7 +127,7 @@ def peer(potential: Potential, system: System, exact: Any, mode: str) -> Iterato
 
 
 def warm(potential: Potential, system: System, what: str) -> Iterator[Row]:
-    """Compile what a system needs; seconds, with other work beside it."""
+    """Compile the kernels of a system; returns seconds, measured while other work runs."""
 
     def compile_it() -> None:
         if what == "compile":
@@ -142,7 +142,7 @@ def warm(potential: Potential, system: System, what: str) -> Iterator[Row]:
 
 
 def exactly(potential: Potential, system: System, path: Path) -> Iterator[Row]:
-    """Float64 results to a file, and a row of edges."""
+    """Write float64 results to a file; returns a row with the number of edges."""
     row: Row = {"mode": "exact", "edges": neighbor_list(system, potential.cutoff).num_edges}
     if system.num_atoms <= EXACT_UP_TO:
         result = copy.deepcopy(potential).double()(system.to(dtype=torch.float64))
@@ -152,7 +152,7 @@ def exactly(potential: Potential, system: System, path: Path) -> Iterator[Row]:
 
 
 def startup(folder: Path | None, device: str, began: float) -> Iterator[Row]:
-    """Seconds from the start of this process on."""
+    """Seconds since the start of this process."""
     potential = make_potential().to(device)
     systems = [make() for make in list(named_systems(folder, "7").values())[:3]]
     synchronize()
@@ -171,7 +171,7 @@ def startup(folder: Path | None, device: str, began: float) -> Iterator[Row]:
 
 
 def run_part(part: str, options: argparse.Namespace) -> None:
-    """Rows of all systems, to a file of JSON lines."""
+    """Write the rows of all systems to a file of JSON lines."""
     folder, device = Path(options.work), options.device
     file_name = _file_name(part)
     part, _, share = part.partition(":")
@@ -223,7 +223,7 @@ def run_part(part: str, options: argparse.Namespace) -> None:
 
 
 def run_all(options: argparse.Namespace) -> list[Row]:
-    """Rows of all parts; also written to `--output` after each."""
+    """Run all parts; rows are also written to `--output` after each."""
     rows: list[Row] = []
     budget = 60 * options.minutes
     end = time.time() + budget
@@ -276,7 +276,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--copies", type=int, default=256, help="alanine dipeptides in a batch")
     parser.add_argument("--largest", type=int, default=10**9, help="leave out systems of more atoms")
     parser.add_argument("--parts", default=",".join(PARTS), help="what is run, in this order")
-    parser.add_argument("--priors", default="", help=f"of part composed: {', '.join((*COMPOSED, 'morse'))}")
+    parser.add_argument("--priors", default="", help=f"priors of part composed: {', '.join((*COMPOSED, 'morse'))}")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)

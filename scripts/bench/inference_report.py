@@ -1,4 +1,4 @@
-"""Tables and a plot of what the benchmark inference has found."""
+"""Tables and a plot of the results of the benchmark inference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ATOM_BYTES, _DRAM = 276e3, 4.27e12
 
 
 def floor(atoms: float, edges: float) -> float:
-    """Milliseconds that one step cannot go below: its launches, or its gathers from L1 and its fields from memory."""
+    """Lower limit of the time of a step, ms: its launches, or its gathers from L1 and its fields from memory."""
     return max(_LAUNCHES * _LAUNCH_US * 1e-3, (edges * _EDGE_BYTES / _L1 + atoms * _ATOM_BYTES / _DRAM) * 1e3)
 
 
@@ -82,7 +82,7 @@ def plot(rows: list[Row], path: str) -> None:
 
 
 def draw(rows: list[Row], axes: Axes) -> None:
-    """The same into axes."""
+    """Draw the plot into axes."""
     for mode in dict.fromkeys(r["mode"] for r in rows if "ms" in r and not r["mode"].startswith("call")):
         points = sorted(
             (r["atoms"], r["ms"]) for r in rows if r["mode"] == mode and "ms" in r and " x " not in r["system"]

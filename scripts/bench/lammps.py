@@ -3,10 +3,10 @@
     python -m scripts.bench lammps --atoms 3000 --processes 1,2 --threads 1
 
 Starts itself under mpiexec once for each number of processes, with the same random TensorNet and the same box of water
-at constant energy. Prints JSON: median ms of a step, and ms of its parts in the mean (what a process spends in the
-model, and there in new domains, lists of edges and evaluations, of which LAMMPS's share is the rest), atoms and ghosts
+at constant energy. Prints JSON: median ms of a step; mean ms of its parts (time of a process in the model,
+and of it in new domains, lists of edges and evaluations; the rest of the step is LAMMPS); atoms and ghosts
 of the largest domain, edges, the speed-up over the first number of processes, memory of a GPU; for one process also the
-Evaluator's own step on the same atoms.
+Evaluator's step on the same atoms.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def model(channels: int, dtype: str):
 
 
 class Watch:
-    """Seconds that methods of objects take."""
+    """Measures the seconds that methods of objects take."""
 
     def __init__(self):
         self.seconds: dict[str, float] = {}

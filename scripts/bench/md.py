@@ -1,12 +1,12 @@
-"""Time `torchmdnet2 md` beside the Evaluator's own step, and measure the drift of a trained model.
+"""Time `torchmdnet2 md`, compare it with a step of the Evaluator, and measure the drift of a trained model.
 
     python -m scripts.bench md --systems FOLDER [--model FILE --start FILE] [--minutes 5] [--output FILE]
     python -m scripts.bench md --systems FOLDER --device cpu --parts systems --water "" --channels 32 --layers 1
 
 "step" is a step of the Evaluator without an integrator (`Evaluator.bind`, float64 positions as in dynamics); the others
-are whole runs of `run_md` with everything it writes. The timed model is untrained and its forces next to nothing: cold
-atoms under it stay where they are, and a step takes as long as with any other weights. On the CPU times are processor
-time on one thread, and the bare step takes its turn after every block of steps.
+are whole runs of `run_md` with everything it writes. The timed model is untrained and its forces are tiny: cold
+atoms hardly move, and a step takes as long as with any other weights. On the CPU times are processor
+time on one thread, and the bare step is timed after every block of steps.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ PARTS = ("systems", "drift", "replicas")
 
 
 class TimedSimulation(Simulation):
-    """After every block of steps, the bare step takes its turn as often: both meet the same moods of the machine.
+    """Times as many bare steps after every block of steps, so that other work on the machine slows both.
 
     Attributes:
-        blocks, bare: processor time in s; of blocks with all that is written meanwhile.
+        blocks, bare: processor time in s; that of blocks includes writing of files.
     """
 
     def run_beside(self, bound: BoundStep) -> None:
@@ -63,7 +63,7 @@ class TimedSimulation(Simulation):
 
 
 def bench_cpu(potential: Potential, name: str, system: System, options: argparse.Namespace) -> None:
-    """As `bench`, for a machine that others use as well."""
+    """As `bench`, for a shared machine."""
     known = {"system": name, "atoms": system.num_atoms}
     bound = Evaluator(potential).bind(system.to(dtype=torch.float64), stress=False)
     atoms = system.to(dtype=torch.float64).to_ase()[0]
@@ -117,7 +117,7 @@ def bench(potential: Potential, name: str, system: System, options: argparse.Nam
 
 
 def bench_replicas(potential: Potential, system: System, count: int, every: int) -> dict[str, Any]:
-    """Many copies side by side."""
+    """Many copies in one batch."""
     atoms = system.to(dtype=torch.float64).to_ase()[0]
     with tempfile.TemporaryDirectory() as folder:
         options = MDOptions(
@@ -154,7 +154,7 @@ def drift(options: argparse.Namespace, ensemble: str, timestep: float) -> dict[s
 
 
 def line(r: dict[str, Any]) -> str:
-    """A run for people."""
+    """A run as readable text."""
     start = f"{r.get('system', ''):<22} {r.get('atoms', 0):>7} {r.get('run', ''):<12}"
     if "ms" not in r:
         return f"{start} {r.get('error', '')}"

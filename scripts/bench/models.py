@@ -1,20 +1,20 @@
-"""Time whole steps of the models without fused kernels of their own on one GPU: captured autograd, and compiled.
+"""Time whole steps of the models without fused kernels on one GPU: captured autograd, and compiled.
 
     python -m scripts.bench models [--systems FOLDER] [--output FILE] [--minutes 3]
 
 Each row is a step by replay of one CUDA graph (neighbor search, network, autograd, sums) in float32. Ways:
 
-* replay: what `Evaluator.bind` gives.
+* replay: the step of `Evaluator.bind`.
 * autograd: the whole potential by captured autograd.
-* indexed: the same with rows taken by an index, x[index], whose derivative sorts the edges; up to 2,000 atoms.
+* indexed: as autograd, with rows taken by an index, x[index], whose derivative sorts the edges; up to 2,000 atoms.
 * joint: energies and gradients traced together (make_fx) and compiled by Inductor as one function.
 * split: the energies compiled by torch.compile, which divides forward and backward and recomputes what is cheap.
 * shapes H/E/B/W: kernels for messages with H heads, E edges (B backward) and W warps in a program.
 * torchmd-net eager, graph: the peer with the same weights, where it is installed; it captures TensorNet2 only.
 
 Errors are the largest against the Potential in float64, up to 2,000 atoms: of a force, eV/Å, beside the largest force,
-and of the energy, relative. "first_s" is the time to the first result, compilation included. Each model has a process
-of its own; a lock keeps the timed replays apart.
+and of the energy, relative. "first_s" is the time to the first result, compilation included. Each model runs in a
+separate process; a lock keeps the timed replays apart.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Network:
         self.num_systems = step._system.num_systems
 
     def inputs(self) -> list[Tensor]:
-        """What a step reads, after its search."""
+        """The inputs of a step after its search."""
         step, system = self.step, self.step._system
         search = step.search
         search(step.pos, step.cell, step.pbc)
@@ -132,7 +132,7 @@ def compiled(network: Network, way: str) -> Callable[..., tuple[Tensor, Tensor]]
 
 
 def replay(step: Callable[[], Any]) -> Callable[[], None]:
-    """The step as one CUDA graph (on the CPU: the step)."""
+    """The step as one CUDA graph (on a CPU: the step itself)."""
     if not torch.cuda.is_available():
         return step
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -149,7 +149,7 @@ def replay(step: Callable[[], Any]) -> Callable[[], None]:
 
 
 class Indexed(TorchFunctionMode):
-    """index_select of features as an index."""
+    """Replaces index_select of features by an index."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.index_select and args[0].requires_grad and args[0].shape[-1] != 3:
@@ -221,7 +221,7 @@ def run(potential: Potential, system: System, way: str, lock: Callable[[], Any],
 
 
 def shaped(potential: Potential, system: System, shapes: str) -> tuple[Callable[[], Any], Tensor, Tensor, float]:
-    """A replayed step with other launch shapes: what replays it, forces, energy, seconds of the first launch."""
+    """A step with other launch shapes: function that replays it, forces, energy, seconds of the first launch."""
     from torchmdnet2.engine.fused_step import FusedModel
     from torchmdnet2.models.message_passing.gpu import LaunchShapes
 
@@ -240,7 +240,7 @@ _MODELS: dict[int, Any] = {}
 
 
 def make_step(potential: Potential, system: System) -> Any:
-    """A step of captured autograd with room for the edges."""
+    """A step of captured autograd with enough capacity for the edges."""
     from torchmdnet2.engine.autograd_step import AutogradStep
 
     isolated = potential.isolated_energies().detach()

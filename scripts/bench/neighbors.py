@@ -6,7 +6,7 @@
 A number is the median of nine repetitions, in µs: "graph" of replays of a captured CUDA graph, "eager" of the whole
 call as a user makes it. On the CPU it is processor time of one thread, the least of many rounds in which the searches
 take turns: other programs on the machine can only add to it. nvalchemi and torchmd-net are timed if they are
-installed. Each program runs in a process of its own; the last table sets the fastest of each beside ours.
+installed. Each program runs in a separate process; the last table compares the fastest of each with ours.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def graphed(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def ours(system: System, method: str) -> Callable[[], object]:
-    """Our search as a captured caller uses it: receivers' rows, senders and displacement vectors."""
+    """Our search as in a captured graph: receivers' rows, senders and displacement vectors."""
     from torchmdnet2.neighbors.triton_search import TritonNeighborSearch
 
     search = TritonNeighborSearch(
@@ -137,7 +137,7 @@ def ours(system: System, method: str) -> Callable[[], object]:
 
 
 def vesin_alone(system: System) -> Callable[[], object]:
-    """vesin through its own interface: pairs in any order, shifts, distances and vectors."""
+    """vesin through its Python interface: pairs in any order, shifts, distances and vectors."""
     import vesin
 
     search = vesin.NeighborList(cutoff=CUTOFF, full_list=True)
@@ -240,7 +240,7 @@ def plot(rows: list[dict], path: Path) -> None:
 
 
 def part_of(name: str) -> str:
-    """The process that times a search."""
+    """Name of the process that times a search."""
     return name if name in PARTS else program_of(name)
 
 
@@ -278,7 +278,7 @@ def by_size(measured: list[Row]) -> list[dict]:
 
 
 def summary(rows: list[dict]) -> str:
-    """Ours in a graph, and the fastest way of each other program."""
+    """The time of our search in a graph, and the fastest one of each other program."""
     lines = []
     for row in rows:
         best: dict[str, tuple[float, str]] = {}

@@ -1,6 +1,6 @@
-r"""How often a calibrated model of ethanol warns about what it knows, and about what it does not.
+r"""How often a calibrated model of ethanol warns about known and about unknown structures.
 
-And whether the novelty follows the error of the forces against GFN2-xTB (needs tblite):
+Also whether the novelty follows the error of the forces against GFN2-xTB (needs tblite):
 
     torchmdnet2 train configs/quickstart.yaml
     cd runs/quickstart
@@ -64,7 +64,7 @@ def dynamics(start: Atoms, kelvin: float, count: int) -> list[Atoms]:
 
 
 def stretched(atoms: Atoms, factor: float) -> Atoms:
-    """One bond of ethanol, with what hangs on it, by a factor."""
+    """Ethanol with one bond stretched by a factor; the atoms beyond it move along."""
     distance, radii = atoms.get_all_distances(), covalent_radii[atoms.numbers]
     bonded = (distance < 1.25 * (radii[:, None] + radii)) & (distance > 0)
     i, j = RNG.permutation(np.argwhere(bonded))[0]
@@ -108,8 +108,8 @@ def per_structure(values: np.ndarray, system: System) -> torch.Tensor:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    for name, told in (("model", "calibrated"), ("data", "frames of ethanol"), ("split", "splits.json")):
-        parser.add_argument(name, help=told)
+    for name, text in (("model", "calibrated"), ("data", "frames of ethanol"), ("split", "splits.json")):
+        parser.add_argument(name, help=text)
     parser.add_argument("--committee", nargs="+", default=[], help="further models of the same data")
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the model, the systems, the clock."""
+"""The model, the systems and the clock of the benchmarks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMPOSED: dict[str, list[dict[str, Any]]] = {
     "reaction_field": [{"name": "coulomb", "charges": CHARGES, "method": "reaction_field", "cutoff": 9.0}],
     "d3": [{"name": "d3", "elements": [1, 6, 7, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 9.0}],
 }
-"""Priors beside the network, by name; "morse" is that of docs/extending.md."""
+"""Priors added to the network, by name; "morse" is that of docs/extending.md."""
 COMPOSED["zbl+d3+reaction_field"] = [*COMPOSED["zbl"], *COMPOSED["d3"], *COMPOSED["reaction_field"]]
 _PREDICTED = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 9.0}
 COMPOSED["zbl+d3+predicted"] = [*COMPOSED["zbl"], *COMPOSED["d3"], _PREDICTED]
@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {"log+linear": {"norm": "log", "linear_reado
 
 
 class Morse(Prior):
-    """The prior of docs/extending.md: a user's, without kernels."""
+    """The prior of docs/extending.md, as users write it: without kernels."""
 
     cutoff = 4.0
 
@@ -66,7 +66,7 @@ class Morse(Prior):
 
 
 def make_potential(composed: str = "plain") -> Potential:
-    """The model with random weights, always the same, and priors or changes of it by their name in COMPOSED."""
+    """The model with random weights that are always the same, and priors or changes of it by their name in COMPOSED."""
     torch.manual_seed(1)
     priors = COMPOSED.get(composed, [])
     heads = [{"name": "charges"}] if any(prior.get("charges") == "predicted" for prior in priors) else []
@@ -94,7 +94,7 @@ def sides(water: str) -> list[int]:
 
 
 def named_systems(folder: Path | None, water: str, copies: int = 0) -> dict[str, Callable[[], System]]:
-    """What makes each system, by name: PDB files that are there, water boxes, copies of a molecule in one batch."""
+    """Functions that make the systems, by name: PDB files, water boxes, copies of a molecule in one batch."""
 
     def many(path: Path) -> System:
         return System.concatenate([read_pdb(path)] * copies)
@@ -118,12 +118,12 @@ def synchronize() -> None:
 
 
 def peak() -> float:
-    """Most memory that was allocated on the GPU, GB."""
+    """Largest memory that was allocated on the GPU, GB."""
     return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
 
 
 def forget() -> None:
-    """Free what was allocated, and count the peak anew."""
+    """Free unused memory, and reset the peak."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Time whole steps of the fused TensorNet2 on one GPU, and which launch shapes are fastest.
+"""Time whole steps of the fused TensorNet2 on one GPU, and find the fastest launch shapes.
 
     python -m scripts.bench tensornet2 [--systems FOLDER] [--output FILE] [--minutes 3] [--scan]
 
@@ -60,7 +60,7 @@ Row = dict[str, Any]
 
 
 def held(model: FusedModel, system: System, shapes: FilterTiles | None) -> GraphedStep:
-    """A step that is replayed, of these shapes."""
+    """A replayed step with these launch shapes."""
     options = {} if shapes is None else {"shapes": shapes}
     step = model.step(system.num_atoms, system.num_systems, system.dtype, False, **options)
     graphed = GraphedStep(step)

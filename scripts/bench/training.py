@@ -5,10 +5,10 @@
 Each file holds labelled frames (extxyz, keys energy and forces). "replay" is a step from packed frames in one CUDA
 graph, "tf32" the same with matrix products in TF32, "eager" the plain loop, "torchmd-net" its eager step with the
 same weights where it is installed: energies, forces, their loss, second derivatives, AdamW. Memory is the most that was
-allocated. "losses" compares 100 steps, replayed and eager, beside eager with itself, which differs where sums are
-atomic. Each of these runs in a process of its own.
+allocated. "losses" compares 100 steps, replayed and eager, and two eager runs, which differ where sums are
+atomic. Each mode runs in a separate process.
 
-They are of TensorNet. A mode of another model is a part named like "replay@tensornet2":
+The model is TensorNet. A mode of another model is a part named like "replay@tensornet2":
 
     python -m scripts.bench training acac.xyz --parts replay@tensornet2,torchmd-net@tensornet2,losses@tensornet2
 """
@@ -95,7 +95,7 @@ def measured(make: Callable[[], Callable[[], Any]], repeats: int, cuda: bool) ->
 
 
 def first_batch(trainer: Trainer, batch: int) -> list[int]:
-    """Frame numbers; some come again where there are fewer frames than the batch has."""
+    """Frame numbers of a batch; some are repeated if there are too few frames."""
     return [k % len(trainer.train) for k in range(batch)]
 
 
@@ -137,7 +137,7 @@ def peer(trainer: Trainer, batch: int) -> Callable[[], Any]:
 
 
 def losses(path: str, replay: bool, options: argparse.Namespace) -> list[float]:
-    """Of some steps with 8 frames each, 100 if there is no other wish."""
+    """Compare the losses of 100 or other steps with 8 frames each."""
     trainer = trainer_for(path, 8, "float32", options)
     if replay and (reason := pack_trainer(trainer)):
         raise RuntimeError(f"cannot be packed: {reason}")
@@ -185,7 +185,7 @@ def run_part(options: argparse.Namespace) -> None:
 
 
 def line(row: Row) -> str:
-    """A row for people."""
+    """A row as readable text."""
     where = f"{row.get('file', ''):>20} {row.get('model', ''):>23}"
     start = f"{where} {row.get('batch', ''):>4} {row.get('mode', row['part']):>12}"
     if "ms" in row:
@@ -198,7 +198,7 @@ def line(row: Row) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    """Ours beside the peer's step: time and memory."""
+    """Time and memory of our step and that of TorchMD-Net."""
     cells = {(r["file"], r["model"], r["batch"], r["mode"]): r for r in rows if "ms" in r}
     head = "| frames | model | batch | float32 | TF32 | plain loop | TorchMD-Net | ratio | goal | memory |"
     lines = [head, "|---" * 10 + "|"]
@@ -217,9 +217,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+")
     parser.add_argument("--batches", default="8,64,512")
     parser.add_argument("--repeats", type=int, default=0, help="timed steps (default: 40 replayed, 12 others)")
-    parser.add_argument("--steps", type=int, default=100, help="whose losses are compared")
+    parser.add_argument("--steps", type=int, default=100, help="number of steps whose losses are compared")
     parser.add_argument(
-        "--lr", type=float, default=1e-4, help="their learning rate; the higher, the faster rounding grows"
+        "--lr", type=float, default=1e-4, help="learning rate of these steps; rounding grows faster with a higher one"
     )
     parser.add_argument("--optimizer", default="adamw", help="adamw or muon, of our steps")
     shared(parser, device="cuda", channels=128, minutes=5.0, output=None, parts=PARTS)

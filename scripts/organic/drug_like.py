@@ -3,9 +3,9 @@
     python scripts/organic/drug_like.py work60/molecules.jsonl.gz drugs.xyz
     torchmdnet2 stability organic drugs.xyz --replicas 200 --temperatures 300 --time 100
 
-Taken are molecules of one subset with at least one ring, of H, C, N, O, F, P, S, Cl, Br and I, that break none of
+The molecules are those of one subset with at least one ring, of H, C, N, O, F, P, S, Cl, Br and I, that break none of
 Lipinski's four rules (C. Lipinski and others, Adv. Drug Deliv. Rev. 23, 3 (1997)), in the order of a hash of their
-SMILES. They have a few sizes only: `stability` runs replicas of equally many atoms side by side. Geometries are
+SMILES. They have a few sizes only: `stability` runs replicas of equally many atoms in one batch. Geometries are
 conformers relaxed with a force field, as in `geometries.py`; those with atoms that overlap are left out.
 """
 
@@ -43,7 +43,7 @@ def is_drug_like(molecule: Chem.Mol) -> bool:
 
 
 def starts(rows: list[dict], atoms: int, charged: bool) -> Iterator[Atoms]:
-    """Conformers of the molecules of a size, one each."""
+    """A conformer of each molecule of a size."""
     for row in rows:
         molecule = Chem.MolFromSmiles(row["smiles"])
         if bool(row["charge"]) != charged or Chem.AddHs(molecule).GetNumAtoms() != atoms or not is_drug_like(molecule):

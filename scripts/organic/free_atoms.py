@@ -1,11 +1,11 @@
-"""The same model, but training from it can change the energies of single atoms. A lone halide ion needs that.
+"""Change a model so that fine-tuning can change the energies of single atoms, as a lone halide ion needs.
 
     python scripts/organic/free_atoms.py organic-1 work/free.tmn
 
 A model gives single neutral atoms exactly their reference energies, because the network's output for an atom alone is
-subtracted. Ions are little different: their charge is a small factor in the network. The reference energies are fitted
-to molecules, so that a halide ion alone is wrong by 2 to 3 eV, and training hardly changes that. Here nothing is
-subtracted, and the reference energies make up for it.
+subtracted. The same holds nearly for ions: their charge is a small factor in the network. The reference energies are
+fitted to molecules, so that a halide ion alone is wrong by 2 to 3 eV, and training hardly changes that. Here nothing
+is subtracted, and the reference energies are changed by as much.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def free_atoms(potential: Potential) -> Potential:
     """Let a potential keep the network's output for single atoms; its energies stay the same.
 
     Args:
-        potential: has reference energies; is changed.
+        potential: with reference energies; it is changed.
 
     Raises:
         ValueError: nothing is subtracted there, or there are no reference energies.

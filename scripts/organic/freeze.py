@@ -1,4 +1,4 @@
-"""Labels of the teacher and what the shipped models say of the same frames, in one small file for the tests.
+"""Write labels of the teacher and results of the shipped models for the same frames to a small file for the tests.
 
     python scripts/organic/freeze.py work/frozen-labels tests/golden/organic/frozen.npz organic organic-small
 

@@ -1,4 +1,4 @@
-"""Stage 2: geometries of the molecules, on the CPU. Resumable: shards that are there are kept.
+"""Stage 2: geometries of the molecules, on the CPU. Can be resumed: existing shards are kept.
 
     python scripts/organic/geometries.py work/molecules.jsonl.gz work/geometries --processes 16 --also monomers.npz
 
@@ -10,7 +10,7 @@ hydronium, hydroxide or a halide), `protons` (a proton on its way within a molec
 takes the place of a group at a carbon, see substitutions.py; more of them with small molecules, in one shard) and
 `separated` (ions alone, and up to 9 Å away from a molecule or another ion).
 A shard holds all kinds that are made from its molecules, so that a part of the shards is as balanced as all of them.
-The last four are made last, of all files of conformers that have none, which includes those of earlier versions.
+The last four are made last, from all files of conformers that lack them, also those of earlier versions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IONS = (
 CONTACTS = (0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.4, 2.0)
 """Closest distances of dimers, relative to the sums of van der Waals radii."""
 APART = (0.9, 2.8)
-"""The same of separated pairs: about 3 to 9 Å, beyond the cutoff of the network."""
+"""Closest distances of separated pairs: about 3 to 9 Å, beyond the cutoff of the network."""
 PROTONS = 90  # shared ones of a shard
 STRETCHED = 200  # bonds of a shard
 SUBSTITUTIONS = 60  # of a shard
@@ -71,7 +71,7 @@ def embedded(smiles: str, count: int, seed: int) -> tuple[Chem.Mol, list[Geometr
 
 
 def strained(molecule: Chem.Mol, geometry: Geometry, rng: np.random.Generator) -> Geometry:
-    """A bond by −20 to +60 % of its length, what hangs on it moving along where it is in no ring; atoms by 0.03 Å."""
+    """Change a bond by −20 to +60 %, moving the atoms beyond it unless it is in a ring; displace atoms by 0.03 Å."""
     bonds = [bond for bond in molecule.GetBonds() if not bond.IsInRing()] or list(molecule.GetBonds())
     positions = geometry.positions + rng.normal(0, 0.03, geometry.positions.shape)
     if bonds:
@@ -109,7 +109,7 @@ def _radii(geometry: Geometry) -> np.ndarray:
 
 
 def with_waters(geometry: Geometry, count: int, rng: np.random.Generator) -> Geometry:
-    """Waters around a molecule, each at the closest of some places."""
+    """Water molecules around a molecule, each at the closest of some places."""
     for _ in range(count):
         places = [beside(geometry, WATER, rng.uniform(0.68, 0.85), rng) for _ in range(8)]
         geometry = min(places, key=lambda g: float(np.linalg.norm(g.positions[-3:].mean(0) - g.positions.mean(0))))
@@ -117,13 +117,13 @@ def with_waters(geometry: Geometry, count: int, rng: np.random.Generator) -> Geo
 
 
 def water_cluster(rng: np.random.Generator) -> Geometry:
-    """2 to 20 molecules of water; in one of four an ion is in the place of one of them."""
+    """A cluster of 2 to 20 molecules of water; in one of four clusters, an ion replaces a molecule."""
     first = IONS[rng.integers(len(IONS))] if rng.random() < 0.25 else WATER
     return with_waters(first, int(rng.integers(1, 20)), rng)
 
 
 def derived(conformers: list[Geometry], options: dict, rng: np.random.Generator) -> dict[str, list[Geometry]]:
-    """Dimers and clusters of the small ones among some conformers."""
+    """Dimers and clusters of the small molecules among some conformers."""
     small = [g for g in conformers if len(g.numbers) <= options["dimer_atoms"]]
     found: dict[str, list[Geometry]] = {"dimers": [], "clusters": []}
     for geometry in small:
@@ -137,7 +137,7 @@ def derived(conformers: list[Geometry], options: dict, rng: np.random.Generator)
 
 
 def shard(subset: str, k: int, molecules: list[dict], folder: str, options: dict) -> str:
-    """Make all kinds of geometries from some molecules, and write them. Returns what was made, in words."""
+    """Make all kinds of geometries from some molecules, and write them. Returns the counts, in words."""
     found: dict[str, list[Geometry]] = {"conformers": [], "strained": []}
     with rdBase.BlockLogs():
         for row in molecules:
@@ -162,7 +162,7 @@ def _write(folder: str, subset: str, name: str, found: dict[str, list[Geometry]]
 
 
 def additions(conformers: Path, options: dict) -> None:
-    """Write the kinds that are made of a file of conformers alone beside it, for folders of earlier versions too."""
+    """Write the kinds that need only a file of conformers next to it, also in folders of earlier versions."""
     for kind, make in ADDITIONS.items():
         target = conformers.with_name(conformers.name.replace("-conformers-", f"-{kind}-"))
         if not target.exists():
@@ -201,7 +201,7 @@ def _separated(found: list[Geometry], options: dict, rng: np.random.Generator) -
 
 
 def small_substitutions(folder: Path, options: dict) -> None:
-    """Substitutions of the small training molecules, of which a shard has too few for reactions among them."""
+    """Substitutions of the small training molecules; a single shard has too few for reactions among them."""
     target = folder / "train-substitutions-small.npz"
     if not target.exists():
         files = sorted(folder.glob("train-conformers-*.npz"))
@@ -244,7 +244,12 @@ def main() -> None:
     parser.add_argument("--shard", type=int, default=250, help="molecules in a shard")
     parser.add_argument("--also", nargs="*", default=[], type=Path, help="files of geometries, see shards.py")
     parser.add_argument("--also-frames", type=int, default=10, help="most geometries of each molecule in them")
-    parser.add_argument("--held-out", type=float, default=0.03, help="as in stage 1, for the molecules of --also")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.03,
+        help="share of held-out scaffolds as in stage 1, for the molecules of --also",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""A TensorNet with more interaction layers, made from a trained one, for a training that goes on from it.
+"""Make a TensorNet with more interaction layers from a trained one, to continue the training from it.
 
     python scripts/organic/grow.py organic work/organic-3.tmn --layers 3
 
 The new layers come before the last one and begin as copies of it that add nothing: the last three of their linear maps
-are 0. Each layer divides its tensors by their norms, which moves the energies a little until the training makes up for
+are 0. Each layer divides its tensors by their norms, which changes the energies a little until the training corrects
 it. Train with `init: work/organic-3.tmn` and `model.num_layers: 3`.
 """
 
@@ -22,7 +22,7 @@ def grow(potential: Potential, layers: int) -> Potential:
     """A potential of more layers, with the weights of another one.
 
     Args:
-        potential: its model is a TensorNet of one layer or more.
+        potential: a TensorNet of one layer or more.
         layers: of the result.
 
     Raises:

@@ -1,8 +1,8 @@
-"""A model whose weights are rounded to 16 bits: its file has half of the size. It computes with 32 bits, as before.
+"""Round the weights of a model to 16 bits, which halves its file. It computes with 32 bits as before.
 
     python scripts/organic/halve.py work/organic/best.tmn work/organic/half.tmn
 
-Evaluate and calibrate the result, not what it was made from.
+Evaluate and calibrate the result, not the original model.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python scripts/organic/heteroatoms.py heteroatoms.smi --number 4000
 
-Screening collections have few of them: hydrazines, polysulfides, silanes, phosphanes and their acids. Molecules of the
-formulas in ICONF, a test of GMTKN55, are left out.
+Screening collections have few such molecules: hydrazines, polysulfides, silanes, phosphanes and their acids. Molecules
+of the formulas in ICONF, a test of GMTKN55, are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchmdnet2.core.files import atomic_write
 VALENCES = {"N": 3, "O": 2, "P": 3, "S": 2, "Si": 4, "C": 4, "B": 3, "Se": 2, "As": 3, "F": 1, "Cl": 1, "Br": 1, "I": 1}
 FREQUENCIES = (4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 0.5, 0.5)
 OXO = {"P": (0, 1), "S": (0, 1, 2), "As": (0, 1), "Se": (0, 1)}
-"""How many oxygen atoms an atom without a free valence may get by double bonds."""
+"""Number of doubly bonded oxygen atoms that an atom without a free valence may get."""
 TESTED = {"H5N3", "H6N4", "H6N3P3", "H12N3P3", "H12Si5", "H12Si6", "H14Si6", "H7P7", "O4S4", "S8", "H2O7S2", "H4O7P2"}
 """Formulas of ICONF (S. Grimme and others, see L. Goerigk and others, Phys. Chem. Chem. Phys. 19, 32184 (2017))."""
 UNSTABLE = Chem.MolFromSmarts("[$(O~O~O),$([N,O]~[F,Cl,Br,I]),$([F,Cl,Br,I]~[F,Cl,Br,I]),$([#7]~[#7]~[#7]~[#7]~[#7])]")
@@ -69,7 +69,7 @@ def random_molecule(rng: np.random.Generator, largest: int) -> Chem.Mol:
 
 
 def heteroatoms(number: int, largest: int, seed: int) -> list[str]:
-    """SMILES of that many different molecules."""
+    """SMILES of `number` different molecules."""
     rng, found = np.random.default_rng(seed), dict[str, None]()
     with rdBase.BlockLogs():
         while len(found) < number:

@@ -1,13 +1,13 @@
-"""Stage 3: labels of the teacher, with short dynamics from every geometry. Resumable, file by file.
+"""Stage 3: labels of the teacher, with short dynamics from every geometry. Can be resumed file by file.
 
     python scripts/organic/label.py work/geometries work/labels --aimnet2 aimnet2_wb97m-d3_ens.jpt --device cuda
 
-Each geometry is labelled as it is, and then moves by Langevin dynamics at a temperature of its own: 300, 500, 700 or
-1000 K for training, 300 or 600 K for validation and test. A frame is labelled every few steps. Structures of equal size
-are evaluated together, whatever shards they are from: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which
+Each geometry is labelled, and then moves by Langevin dynamics at a random temperature: 300, 500, 700 or 1000 K for
+training, 300 or 600 K for validation and test. A frame is labelled every few steps. Structures of equal size
+are evaluated together, also from different shards: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which
 `torchmdnet2 train` reads. Frames with forces above --largest-force, or where the teacher's networks disagree by more
-than --largest-spread, are left out and counted. A larger spread is worth while for training frames: a rough wall is
-better than none.
+than --largest-spread, are left out and counted. A larger spread is worth while for training frames: an
+inaccurate repulsive wall is better than none.
 
 With --student MODEL.tmn the student drives the dynamics of training frames (active learning): of the frames that it
 runs into, the --keep share is kept where student and teacher disagree most. Frames of validation and test are always
@@ -63,9 +63,9 @@ class Sampler:
     def frames(
         self, geometries: list[Geometry], temperatures: Sequence[float], seed: int, held_out: bool = False
     ) -> Iterator[Frames]:
-        """First the geometries as they are, then what dynamics at one of the temperatures in K makes of each.
+        """The geometries, then frames of dynamics from each at one of the temperatures in K.
 
-        A structure with a force of three times the largest one that is kept stops, and no more frames are taken of it.
+        A structure with a force of three times the largest accepted one stops, and gives no more frames.
         """
         device = self.teacher.device  # type: ignore[attr-defined]
         self.largest_spread = HELD_OUT_SPREAD if held_out else self.options.largest_spread
@@ -96,7 +96,8 @@ class Sampler:
         every = max(1, round(between * TIMESTEP / timestep))
 
         def pushed(moving: Tensor) -> tuple[Tensor, Tensor]:
-            """Forces, 0 on what stands; what still moves: the others must not suffer from what runs away."""
+            """Forces, 0 on structures that have stopped, and which structures still move: one that explodes must not
+            harm others."""
             forces = engine.forces(numbers, positions, charge).double()
             moving = moving & (forces.abs().amax((1, 2)) < too_large)  # not of NaN either
             return torch.where(moving[:, None, None], forces, 0.0), moving
@@ -131,7 +132,7 @@ class Sampler:
             "ran away": torch.zeros_like(largest, dtype=torch.bool) if moving is None else ~moving,
             "not finite": ~torch.isfinite(labels.energy) | ~torch.isfinite(largest),
             "large forces": ~(largest < self.options.largest_force),
-            "teacher is not sure": ~(labels.spread < self.largest_spread),
+            "teacher is uncertain": ~(labels.spread < self.largest_spread),
         }
         if self.student is not None and student is not None:
             error = (student - labels.forces).norm(dim=2).amax(1).masked_fill(tests["ran away"], torch.nan)
@@ -152,7 +153,7 @@ class Job(NamedTuple):
 
 
 def jobs_of(folder: Path, batch: int, seed: int, first: Sequence[str] = ()) -> list[Job]:
-    """All geometries of a folder in batches, the small subsets first and then at random: a GPU wants many equal ones.
+    """All geometries of a folder in batches of equal sizes, the small subsets first and then in random order.
 
     Kinds in `first` come before the others of their size, and the jobs of training with them before other jobs.
 
@@ -160,7 +161,7 @@ def jobs_of(folder: Path, batch: int, seed: int, first: Sequence[str] = ()) -> l
         folder: of the shards.
         batch: most structures of 32 atoms in a job; more of smaller ones.
         seed: of the order.
-        first: kinds of training frames to begin with, where the time may not be enough for all.
+        first: kinds of training frames to begin with, if the time may not be enough for all.
     """
     found: dict[tuple[str, int], list[tuple[Geometry, str]]] = defaultdict(list)
     for path in sorted(folder.glob("*.npz")):
@@ -194,7 +195,7 @@ def _seed(subset: str, seed: int) -> int:
 def label_job(job: Job, target: Path, sampler: Sampler) -> int:
     """Label a job and write it, one group for each kind; the layout is TorchMD-Net's. Returns the number of frames.
 
-    Where all frames are left out, the empty file SUBSET-SIZE-NUMBER.none says so: training refuses HDF5 without frames.
+    If all frames are left out, an empty file SUBSET-SIZE-NUMBER.none is written: training refuses HDF5 without frames.
     """
     subset = job.name.split("-")[0]
     temperatures = TEMPERATURES if subset == "train" else HELD_OUT

@@ -2,10 +2,10 @@
 
     python scripts/organic/molecules.py smiles.txt.gz more.smi --output work/molecules.jsonl.gz --number 20000
 
-Reads SMILES, one at the start of each line. Fragments of salts count as molecules of their own. Isotopes are removed;
-radicals, other elements and molecules that are too large are left out, and counted. For elements that screening
-collections hardly have, analogues are made: an atom is replaced by one of the same group. The order is that of hashes,
-and molecules with rare elements or few atoms come forward in it. A molecule's subset is decided by the hash of its
+Reads SMILES, one at the start of each line. Fragments of salts count as separate molecules. Isotopes are removed;
+radicals, other elements and molecules that are too large are left out, and counted. For elements that are rare in
+screening collections, analogues are made: an atom is replaced by one of the same group. The order is that of hashes,
+in which molecules with rare elements or few atoms come earlier. A molecule's subset is decided by the hash of its
 Bemis-Murcko scaffold, or of its formula and number of bonds where it has no ring; protonation states are in the subset
 of their parent.
 """
@@ -48,7 +48,7 @@ ANALOGUES = (
     (Chem.MolFromSmarts("[Cl,Br;$(*c)]"), 53),
     (Chem.MolFromSmarts("[FX1;$(F[CX4])]"), 53),
 )
-"""Patterns, and the element that takes the place of their first atom; a carboxyl group becomes B(OH)2."""
+"""Patterns, and the element that replaces their first atom; a carboxyl group becomes B(OH)2."""
 
 
 def protonated(molecule: Chem.Mol, largest_charge: int) -> Iterator[Chem.Mol]:
@@ -77,7 +77,7 @@ def protonated(molecule: Chem.Mol, largest_charge: int) -> Iterator[Chem.Mol]:
 
 
 def analogue(molecule: Chem.Mol, number: int) -> Chem.Mol | None:
-    """The molecule with an atom of a rare element in the place of a common one; None where there is no place.
+    """The molecule with one atom replaced by one of a rare element; None if no atom can be.
 
     Args:
         molecule: one without rare elements.
@@ -103,7 +103,7 @@ def analogue(molecule: Chem.Mol, number: int) -> Chem.Mol | None:
 
 
 def place_of(molecule: Chem.Mol, smiles: str, seed: int) -> float:
-    """Where in the order of its subset a molecule comes, 0 to 1: rare elements and few atoms early."""
+    """Place of a molecule in the order of its subset, 0 to 1: rare elements and few atoms come early."""
     place = seed_of("order", seed, smiles) / 2**31
     rare = bool(RARE & {atom.GetAtomicNum() for atom in molecule.GetAtoms()})
     size = molecule.GetNumAtoms()  # hydrogens are not counted
@@ -111,7 +111,7 @@ def place_of(molecule: Chem.Mol, smiles: str, seed: int) -> float:
 
 
 def reason_against(molecule: Chem.Mol, options: argparse.Namespace) -> str:
-    """Why a molecule is left out, "" where it is taken."""
+    """Why a molecule is left out; "" if it is accepted."""
     numbers = {atom.GetAtomicNum() for atom in molecule.GetAtoms()}
     if not numbers <= set(ELEMENTS):
         return "other elements"
@@ -125,7 +125,7 @@ def reason_against(molecule: Chem.Mol, options: argparse.Namespace) -> str:
 
 
 def scaffold_of(molecule: Chem.Mol) -> str:
-    """What decides on the subset: independent of stereochemistry and charge."""
+    """Text that decides on the subset; independent of stereochemistry and charge."""
     flat = Chem.Mol(molecule)
     Chem.RemoveStereochemistry(flat)
     scaffold = Chem.MolToSmiles(MurckoScaffold.GetScaffoldForMol(flat))
@@ -157,7 +157,7 @@ def main() -> None:
         "--held-out", type=float, default=0.03, help="part of the scaffolds for validation, and for test"
     )
     parser.add_argument(
-        "--analogues", type=float, default=0.4, help="part of the molecules that analogues are tried of"
+        "--analogues", type=float, default=0.4, help="share of the molecules of which analogues are tried"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

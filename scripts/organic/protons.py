@@ -1,7 +1,7 @@
 """Shared protons: a proton on its way from O, N or S to another O, N, S or a halide ion.
 
 `geometries.py` makes them from the conformers of each shard. Dynamics at 1000 K rarely visits these places, and a
-model that has not seen them may have a false minimum there. Charge and number of electrons stay as they are.
+model that has not seen them may have a false minimum there. Charge and number of electrons do not change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from shards import Geometry, bonded, rotation
 
 HEAVY = {7: 1.02, 8: 0.97, 16: 1.35, 9: 0.93, 17: 1.29, 35: 1.43, 53: 1.62}
-"""Length in Å of the bond to hydrogen, of what may have the proton; the first three give one away."""
+"""Length in Å of the bond of hydrogen to atoms that may hold the proton; the first three may donate one."""
 APART = 2.3, 3.2  # Å, between the heavy atoms
 GEMINAL = 2.1  # Å, for two on one atom, as the oxygens of a carboxyl group
 THERMAL = 0.03  # Å, of all atoms
@@ -31,7 +31,7 @@ class Sites(NamedTuple):
 
 
 def sites(geometry: Geometry) -> Sites:
-    """What may give and take a proton. Acids of P and S and anions weigh most, amines and amides least."""
+    """Donors and acceptors of a proton. Acids of P and S and anions weigh most, amines and amides least."""
     often = 3.0 if geometry.charge < 0 else 1.0
     z, bonds = geometry.numbers, bonded(geometry)
     donors, weights = [], []
@@ -47,7 +47,7 @@ def sites(geometry: Geometry) -> Sites:
 
 
 def within(geometry: Geometry, found: Sites) -> list[tuple[int, int, int]]:
-    """(hydrogen, donor, acceptor) of one structure that are near enough."""
+    """Triples (hydrogen, donor, acceptor) of one structure that are near enough."""
     bonds, pairs = bonded(geometry), []
     for h, d in found.donors:
         for a in found.acceptors:
@@ -85,7 +85,7 @@ def moved(geometry: Geometry, h: int, d: int, a: int, rng: np.random.Generator) 
 def oriented(
     first: np.ndarray, second: np.ndarray, centre: np.ndarray, touching: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray | None:
-    """The second molecule turned about a point to where it is farthest from the first; None where they do not fit.
+    """The second molecule, rotated about a point away from the first as far as possible; None if they do not fit.
 
     Args:
         first, second: positions [n, 3] and [m, 3] in Å.
@@ -105,7 +105,7 @@ def oriented(
 def paired(
     one: Geometry, h: int, d: int, other: Geometry, a: int, radii: dict[int, float], rng: np.random.Generator
 ) -> Geometry | None:
-    """Two molecules with the acceptor about on the line of the donor's bond; None where they do not fit."""
+    """Two molecules with the acceptor near the line of the donor's bond; None if they do not fit."""
     direction = one.positions[h] - one.positions[d]
     direction = direction / np.linalg.norm(direction) + rng.normal(0, 0.2, 3)
     target = one.positions[d] + rng.uniform(*APART) * direction / np.linalg.norm(direction)
@@ -126,7 +126,8 @@ def shared_protons(
     largest: int,
     rng: np.random.Generator,
 ) -> list[Geometry]:
-    """About `count` structures, half of them within a molecule and half of them dimers, as far as there are enough.
+    """About `count` structures, half of them within a molecule and half of them dimers, or fewer if there are not
+    enough.
 
     Args:
         conformers: of one subset.
@@ -134,7 +135,7 @@ def shared_protons(
         radii: of van der Waals in Å, by atomic number.
         count: of the structures.
         largest: most atoms of a dimer.
-        rng: decides on everything.
+        rng: of all choices.
     """
     known = [sites(g) for g in conformers]
     inside = [(k, *pair) for k, g in enumerate(conformers) for pair in within(g, known[k])]
@@ -157,7 +158,7 @@ def shared_protons(
 
 
 def _chosen(places: list, weights: list[float], count: int, rng: np.random.Generator) -> list:
-    """`count` of them, at random by weight; each six times at most."""
+    """`count` choices at random by weight; each at most six times."""
     if not places:
         return []
     chance = np.array(weights) / sum(weights)

@@ -1,8 +1,8 @@
-"""The same model with a repulsion of atoms in collision: two molecules cannot be pressed into each other any more.
+"""Add a repulsion of colliding atoms to a model, so that two molecules cannot be pressed into each other.
 
     python scripts/organic/repulsion.py work/organic/best.tmn work/organic/repelling.tmn
 
-A network knows nothing of contacts shorter than those of its frames, nor does its teacher: AIMNet2 attracts below 0.9
+A network has not learnt contacts shorter than those of its frames, nor has its teacher: AIMNet2 attracts below 0.9
 times the sum of the covalent radii, too. The repulsion is the prior `zbl` within `RADII`, whose sums are at most 0.95
 times the shortest bond of two elements (B≡O, C≡C, C≡O, …) and much less than most. Beyond them it is exactly 0: nothing
 changes at the geometries that molecules have. Radii and scale were chosen by hand and by a search, on contacts and
@@ -32,7 +32,7 @@ def add_repulsion(potential: Potential) -> Potential:
     """Add the repulsion.
 
     Args:
-        potential: is changed.
+        potential: it is changed.
 
     Raises:
         ValueError: it has the prior `zbl` already.

@@ -1,4 +1,4 @@
-"""Stages 3 to 5 in a given time, on the GPUs of one host: labels, trainings one after the other, errors, dynamics.
+"""Run stages 3 to 5 in a given time on the GPUs of one host: labels, trainings in turn, errors, dynamics.
 
     python scripts/organic/run.py work/geometries --aimnet2 aimnet2_wb97m-d3_ens.jpt --output potentials \
         --gpus 0,1 --train-gpus 1 --models organic-small=6.5 organic --minutes 27
@@ -6,12 +6,12 @@
 The labels come first, on all GPUs, for --label-minutes after the first file of each process. Then the models are
 trained on --train-gpus in the order and for the minutes given; the last one has what is left, less --reserve for the
 evaluation. The learning rate ends with the time. Each model is evaluated when it is there, beside the next training,
-and what there is of models, metrics and output is copied to --output all the time. What is there already is kept, so
+and models, metrics and output are copied to --output all the time. Existing results are kept, so
 that the same command continues: labels by file, trainings by their last state. Without GPUs (--gpus none) everything
 runs on the CPU, for a trial.
 
 With --init the models begin from others, and with --student models drive the dynamics of every second labelling
-process, or of all. A model may have GPUs of its own, NAME=MINUTES@GPUS; --set NAME:KEY=VALUE changes the training of
+process, or of all. A model may have its GPUs, as in NAME=MINUTES@GPUS; --set NAME:KEY=VALUE changes the training of
 one model:
 
         --init organic=organic organic-small=organic-small --student organic \
@@ -65,14 +65,14 @@ class Runner:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
     def start(self, name: str, words: list[object], gpus: list[int], **variables: str) -> subprocess.Popen:
-        """Run Python with these words on some GPUs; what it prints goes to NAME.log."""
+        """Run Python with these arguments on some GPUs; its output goes to NAME.log."""
         shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if self.gpus else {}
         with open(self.folder / f"{name}.log", "w") as log:
             return subprocess.Popen([sys.executable, *map(str, words)], stdout=log, stderr=subprocess.STDOUT,
                                     env={**os.environ, **shown, **variables})  # fmt: skip
 
     def wait(self, running: dict[str, subprocess.Popen]) -> bool:
-        """Wait for all, and show the end of what each printed. Returns whether none failed."""
+        """Wait for all, and show the end of each output. Returns whether all succeeded."""
         good = True
         for name, process in running.items():
             while process.poll() is None:
@@ -111,13 +111,13 @@ def label(run: Runner, labels: Path) -> bool:
 
 
 class Training:
-    """One model's training, begun again from its last state if it fails early.
+    """The training of one model, which is started again from its last state if it fails early.
 
     Args:
         run: starts it.
         name: of the model.
         minutes: how long it takes, its preparations included.
-        gpus: that it is on.
+        gpus: those that it runs on.
     """
 
     def __init__(self, run: Runner, name: str, minutes: float, gpus: list[int]):
@@ -135,7 +135,7 @@ class Training:
         code = self.process.poll()
         if code and self.starts == 1 and self.left > 0.3 * self.minutes:
             self.gpus = self.gpus[-1:]  # what fails on several GPUs may go on one
-            self.run.say(f"{self.name}: failed with {code}, is begun again on one GPU")
+            self.run.say(f"{self.name}: failed with {code}, starts again on one GPU")
             self.process, self.starts = self._start(f"{self.name}-again"), 2
             return False
         return code is not None
@@ -162,7 +162,7 @@ class Training:
 
 
 def train(run: Runner, gpus: list[int]) -> bool:
-    """The models in turn, and the evaluation of each. The next one prepares its frames while one ends."""
+    """Train the models in turn, and evaluate each. The next one prepares its frames while one ends."""
     waiting, training, judging = list(run.options.models), list[Training](), dict[str, subprocess.Popen]()
     good, collected = True, 0.0
     while waiting or training:
@@ -239,7 +239,7 @@ def starts_of_dynamics(options: argparse.Namespace) -> int:
 
 
 def collect(run: Runner) -> None:
-    """Models, how they were trained, and what was printed: all in the output folder."""
+    """Copy models, training metrics and logs to the output folder."""
     options = run.options
     for name in MODELS:
         folder = options.work / name
@@ -264,14 +264,14 @@ def model_name(text: str) -> str:
 
 
 def turn(text: str) -> tuple[str, float | None, list[int]]:
-    """NAME or NAME=MINUTES, and @GPUS."""
+    """Read NAME or NAME=MINUTES, and @GPUS."""
     words, _, gpus = text.partition("@")
     name, _, minutes = words.partition("=")
     return model_name(name), float(minutes) if minutes else None, numbers(gpus) if gpus else []
 
 
 def begin(text: str) -> tuple[str, str]:
-    """NAME=MODEL."""
+    """Read NAME=MODEL."""
     name, _, model = text.partition("=")
     if not model:
         raise argparse.ArgumentTypeError(f"'{text}' should be NAME=MODEL")
@@ -279,7 +279,7 @@ def begin(text: str) -> tuple[str, str]:
 
 
 def setting(text: str) -> tuple[str | None, str, str]:
-    """KEY=VALUE of all trainings, or NAME:KEY=VALUE of one."""
+    """Read KEY=VALUE of all trainings, or NAME:KEY=VALUE of one."""
     key, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"'{text}' should be KEY=VALUE or NAME:KEY=VALUE")
@@ -297,8 +297,8 @@ def main() -> None:
                         metavar="NAME[=MINUTES][@GPUS]", help="in this order")  # fmt: skip
     parser.add_argument("--init", nargs="+", type=begin, default=[], metavar="NAME=MODEL",
                         help="begin from a .tmn file, or from the name of a potential")  # fmt: skip
-    parser.add_argument("--gpus", type=numbers, default=[0], help="of the labels, such as 0,1; none: the CPU")
-    parser.add_argument("--train-gpus", type=numbers, help="of the trainings; default: --gpus")
+    parser.add_argument("--gpus", type=numbers, default=[0], help="GPUs of the labels, such as 0,1; none: the CPU")
+    parser.add_argument("--train-gpus", type=numbers, help="GPUs of the trainings; default: --gpus")
     parser.add_argument("--per-gpu", type=int, default=3, help="labelling processes on each GPU")
     parser.add_argument("--minutes", type=float, default=30, help="in all")
     parser.add_argument("--label-minutes", type=float, default=2)
@@ -311,9 +311,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=384, help="as of label.py")
     parser.add_argument("--timestep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--first", nargs="*", default=[], help="as of label.py")
-    parser.add_argument("--student", nargs="+", help="as of label.py; of several, the processes take one each in turn")
+    parser.add_argument("--student", nargs="+", help="as for label.py; of several, the processes take one each in turn")
     parser.add_argument("--student-drives", choices=("half", "all"), default="half",
-                        help="in which of the labelling processes")  # fmt: skip
+                        help="labelling processes that use it")  # fmt: skip
     parser.add_argument("--keep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--seed", type=int, default=0, help="as of label.py")
     parser.add_argument("--largest-force", type=float, default=20, help="as of label.py")
@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument("--subset", choices=("validation", "test"), default="test", help="of the errors")
     parser.add_argument("--calibrate-without", nargs="*", default=["protons", "stretched", "substitutions"],
                         metavar="KIND", help="kinds of frames that a model should warn of")  # fmt: skip
-    parser.add_argument("--dynamics", type=int, default=100, help="molecules whose dynamics is looked at")
+    parser.add_argument("--dynamics", type=int, default=100, help="number of molecules in the dynamics")
     parser.add_argument("--picoseconds", type=float, default=2, help="of dynamics")
     parser.add_argument("--half", action="store_true", help="weights of 16 bits: half of the size, see halve.py")
     parser.add_argument("--set", action="append", type=setting, default=[], metavar="[NAME:]KEY=VALUE",

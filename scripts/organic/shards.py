@@ -1,4 +1,4 @@
-"""What the stages share: shards of geometries, seeds from text, settings that must not change between runs.
+"""Shards of geometries, seeds from text, and settings that must not change between runs, for all stages.
 
 A shard is an .npz file of geometries without energies: molecule after molecule `name`, `charge`, `atoms` (how many),
 `conformers` (how many geometries of it), `numbers` (atomic numbers, concatenated) and `positions_milliangstrom` (int16,
@@ -34,12 +34,12 @@ class Geometry(NamedTuple):
 
 
 def seed_of(*words: object) -> int:
-    """A seed from words: the same on every machine, in whatever order work is done."""
+    """A seed from words: the same on every machine and in every order of work."""
     return int.from_bytes(hashlib.sha256(" ".join(map(str, words)).encode()).digest()[:4], "little") % 2**31
 
 
 def rotation(rng: np.random.Generator) -> np.ndarray:
-    """A random one, [3, 3] (uniform: G. Stewart, SIAM J. Numer. Anal. 17, 403 (1980))."""
+    """A random rotation, [3, 3] (uniform: G. Stewart, SIAM J. Numer. Anal. 17, 403 (1980))."""
     q, r = np.linalg.qr(rng.normal(size=(3, 3)))
     q = q * np.sign(np.diag(r))
     return q if np.linalg.det(q) > 0 else -q
@@ -53,7 +53,7 @@ def bonded(geometry: Geometry) -> np.ndarray:
 
 
 def write_shard(path: Path, geometries: Iterable[Geometry]) -> int:
-    """Write a shard, compressed and all or nothing. Returns the number of geometries."""
+    """Write a compressed shard, as a whole or not at all. Returns the number of geometries."""
     found = list(geometries)
     centred = [g.positions - g.positions.mean(0) for g in found]
     if any(np.abs(p).max() > 32 for p in centred):
@@ -88,15 +88,15 @@ def read_shard(path: Path) -> Iterator[Geometry]:
 
 
 def keep_settings(folder: Path, stage: str, settings: Mapping[str, Any], packages: Iterable[str]) -> None:
-    """Record settings and versions in the folder; refuse to go on with other settings than it was begun with.
+    """Record settings and versions in the folder; refuse to continue with other settings.
 
-    Other versions are recorded beside the first ones: what was made with which is told by the times of the files.
+    Other versions are recorded next to the first ones; times of files show which version made them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stage}.json"
     known = json.loads(path.read_text()) if path.exists() else {"settings": dict(settings), "versions": []}
     if known["settings"] != json.loads(json.dumps(dict(settings))):
-        raise SystemExit(f"{folder} was begun with other settings ({path}): use them, or another folder")
+        raise SystemExit(f"{folder} was started with other settings ({path}): use them, or another folder")
     found = {name: _version(name) for name in packages}
     if found not in known["versions"]:
         known["versions"].append(found)

@@ -1,9 +1,9 @@
-"""From a trained model to a shipped one: the same weights, with a card that says what it is for and what not.
+"""Make a shipped model from a trained one: the same weights, with a card that says what it is for and what not.
 
     python scripts/organic/ship.py potentials/organic.tmn torchmdnet2/potentials/organic.tmn \
         --errors potentials/organic-errors.json --speed "One NVIDIA H200: ..."
 
-Paths of the machine that trained it are left out; the errors are those of `evaluate.py` on the test subset, by kind.
+Paths of the training are left out; the errors are those of `evaluate.py` on the test subset, by kind.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("model", help="best.tmn of the training")
     parser.add_argument("target", type=Path)
     parser.add_argument("--errors", type=Path, required=True, help="JSON of evaluate.py on the test subset")
-    parser.add_argument("--speed", default="", help="what `torchmdnet2 bench` and `md` measured, in words")
+    parser.add_argument("--speed", default="", help="speed by `torchmdnet2 bench` and `md`, in words")
     options = parser.parse_args()
     errors = json.loads(options.errors.read_text())
     if errors["subset"] != "test":

@@ -19,7 +19,7 @@ Bond = tuple[int, int, int]
 
 
 def side(bonds: np.ndarray, a: int, b: int) -> list[int]:
-    """The atoms beyond the bond a–b, b among them; in a ring b and the atoms that hang on it alone."""
+    """The atoms beyond the bond a–b, with b; in a ring, b and the atoms that are bonded to b only."""
     found, left = {b}, [b]
     while left:
         at = left.pop()
@@ -31,7 +31,7 @@ def side(bonds: np.ndarray, a: int, b: int) -> list[int]:
 
 
 def stretched(geometry: Geometry, a: int, b: int, rng: np.random.Generator) -> Geometry | None:
-    """One bond longer, with what hangs on it, and all atoms displaced a little; None where atoms would clash."""
+    """Stretch one bond, moving the atoms beyond it, and displace all atoms a little; None if atoms would clash."""
     positions = geometry.positions + rng.normal(0, THERMAL, geometry.positions.shape)
     along = geometry.positions[b] - geometry.positions[a]
     positions[side(bonded(geometry), a, b)] += (rng.uniform(*STRETCH) - 1) * along
@@ -40,7 +40,7 @@ def stretched(geometry: Geometry, a: int, b: int, rng: np.random.Generator) -> G
 
 
 def stretched_bonds(conformers: list[Geometry], count: int, rng: np.random.Generator) -> list[Geometry]:
-    """About `count` structures; the chance of a bond falls with the square root of how many are of its type.
+    """About `count` structures; the chance of a bond falls with the square root of the number of its type.
 
     The type is the two elements, each with its number of neighbours.
     """

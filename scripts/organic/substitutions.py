@@ -1,8 +1,8 @@
-"""Substitutions at carbon (SN2): a lone pair comes from behind, and takes the place of the group that leaves.
+"""Substitutions at carbon (SN2): a lone pair comes from behind and replaces the leaving group.
 
 `geometries.py` makes them from the conformers of each shard. Dynamics does not visit these places, and a model that has
 not seen them gives barriers that are too high by 40 kcal/mol and more. The orders of the two bonds, n of the new one
-and 1 − n of the old one, say where a structure is on its way; the three other groups turn over like an umbrella.
+and 1 − n of the old one, give the progress of a structure; the three other groups turn over like an umbrella.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def centres(geometry: Geometry) -> list[tuple[int, int]]:
 
 
 def turned(geometry: Geometry, c: int, y: int, order: float, length: float) -> np.ndarray:
-    """Positions with the leaving group `length` away, and the other three turned over as far as the order says."""
+    """Positions with the leaving group `length` away, and the other three turned over according to the order."""
     positions, bonds = geometry.positions.copy(), bonded(geometry)
     centre = geometry.positions[c]
     along = geometry.positions[y] - centre
@@ -76,7 +76,7 @@ def turned(geometry: Geometry, c: int, y: int, order: float, length: float) -> n
 def substituted(
     one: Geometry, c: int, y: int, other: Geometry, x: int, radii: dict[int, float], rng: np.random.Generator
 ) -> Geometry | None:
-    """A structure on the way; None where the molecules do not fit.
+    """A structure between educts and products; None if the molecules do not fit.
 
     Args:
         one: has the carbon c and the leaving atom y.
@@ -121,11 +121,11 @@ def substitutions(
 
     Args:
         conformers: of one subset; they have the carbons, and some of them the lone pairs.
-        ions: further molecules with lone pairs; cations are passed over.
+        ions: further molecules with lone pairs; cations are ignored.
         radii: of van der Waals in Å, by atomic number.
         count: of the structures.
         largest: most atoms of a structure.
-        rng: decides on everything.
+        rng: of all choices.
     """
     places: list[Centre] = [(k, c, y) for k, g in enumerate(conformers) for c, y in centres(g)]
     small = [(g, sites(g).acceptors) for g in ions if g.charge <= 0]

@@ -72,7 +72,7 @@ class AIMNet2(Teacher):
         return Labels(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def forces(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
-        """By one of the networks, which is four times as fast."""
+        """Forces by one of the networks, which is four times as fast."""
         parts = [self._run(self.member, *(t[k : k + self.batch] for t in (numbers, positions, charge)))
                  for k in range(0, len(numbers), self.batch)]  # fmt: skip
         return torch.cat([part["forces"].detach() for part in parts])
@@ -88,7 +88,7 @@ class AIMNet2(Teacher):
 
 
 class GFN2(Teacher):
-    """GFN2-xTB by tblite, one structure after the other on the CPU: for trying the pipeline without AIMNet2.
+    """GFN2-xTB by tblite, one structure after the other on the CPU, to try the pipeline without AIMNet2.
 
     Source: C. Bannwarth, S. Ehlert, S. Grimme, J. Chem. Theory Comput. 15, 1652 (2019).
     """
@@ -116,13 +116,13 @@ class GFN2(Teacher):
 
 
 class Student:
-    """A trained model, by file or name, that drives dynamics, so that the teacher labels what it runs into."""
+    """A trained model, by file or name, that drives dynamics, so that the teacher labels the frames that it meets."""
 
     def __init__(self, path: str | os.PathLike, device: str):
         from torchmdnet2 import Evaluator, load
         from torchmdnet2.potentials import find_model
 
-        # no graphs: each file of labels has a shape of its own, and its batches are large
+        # no graphs: each file of labels has another shape, and its batches are large
         self.evaluator, self.device = Evaluator(load(path, device), graphs=False), torch.device(device)
         self.description, self.sha256 = f"student {os.path.basename(path)}", file_sha256(find_model(path))
 

@@ -3,7 +3,7 @@
     python scripts/organic/walls.py organic work/geometries --aimnet2 aimnet2_wb97m-d3_ens.jpt
 
 In each of some conformers one bond of hydrogen to N, O or S, one C–H bond and two bonds of heavy atoms are stretched,
-with all that hangs on them; none in a ring. A hole is a place where the student is more than 1 eV below the teacher.
+with the atoms beyond them; none in a ring. A hole is a place where the student is more than 1 eV below the teacher.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("geometries", type=Path, help="folder of stage 2")
     parser.add_argument("--aimnet2", help="TorchScript file of the teacher; default: GFN2-xTB")
     parser.add_argument("--subset", default="validation")
-    parser.add_argument("--molecules", type=int, default=80, help="conformers that are looked at")
+    parser.add_argument("--molecules", type=int, default=80, help="number of conformers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

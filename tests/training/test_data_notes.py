@@ -191,13 +191,13 @@ def test_faults_of_axes_frames_and_some_labels(raw_config, tmp_path):
         results["forces"] = np.random.default_rng(k).normal(size=results["forces"].shape)
 
     for fault, said in (
-        (axes, "forces of 40 of 40 training frames looked at have x and y exchanged (the first: "),
+        (axes, "forces of 40 of 40 checked training frames have x and y exchanged (the first: "),
         (
             signs,
-            "forces of 13 of 40 training frames looked at have the sign opposite to that of the others (the first: ",
+            "forces of 13 of 40 checked training frames have the sign opposite to that of the others (the first: ",
         ),
-        (hartree, "energies of 10 of 40 training frames looked at are 1/27.2 of the others"),
-        (moved, "energies of 40 of 40 training frames looked at belong to the frame after"),
+        (hartree, "energies of 10 of 40 checked training frames are 1/27.2 of the others"),
+        (moved, "energies of 40 of 40 checked training frames belong to the frame after"),
         (unrelated, "do forces, positions and elements belong together?"),
     ):
         found = planted(raw_config, tmp_path, fault)
@@ -230,7 +230,7 @@ def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
         atoms.calc.atoms = atoms.copy()
 
     for fault, said in (
-        (no_forces, "forces are exactly 0 on all atoms in 1 of 40 training frames looked at: "),
+        (no_forces, "forces are exactly 0 on all atoms in 1 of 40 checked training frames: "),
         (frozen, "were they frozen?"),
         (no_energy, "energies are exactly 0 in 1 training frames"),
         (float32, "digits were lost"),

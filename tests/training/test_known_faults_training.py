@@ -222,7 +222,7 @@ def test_a_finished_run_whose_model_is_damaged_is_not_done(raw):
     path = run_training(config)
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + b"x" + whole[-8:])
-    with pytest.raises(BadConfig, match=r"best\.tmn, the best model .* is damaged .*checksum.*train anew"):
+    with pytest.raises(BadConfig, match=r"best\.tmn, the best model .* is damaged .*checksum.*start a new training"):
         run_training(config, resume="auto")
     path.write_bytes(whole)
     assert run_training(config, resume="auto") == path

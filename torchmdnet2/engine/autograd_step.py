@@ -1,7 +1,7 @@
 """Any potential as a step over static buffers: neighbor search, network, autograd, priors, sums, stress.
 
-For models without fused kernels. One launch enqueues what the Potential would do, on lists with room to spare
-(autograd_term.py), without copying values to the host: so it can be captured in a CUDA graph.
+For models without fused kernels. One launch does the work of the Potential on padded lists (autograd_term.py), and
+copies no values to the host: it can be captured in a CUDA graph.
 
 Shapes: N atoms, B structures, C edge capacity.
 """
@@ -31,8 +31,8 @@ __all__ = ["AutogradModel", "AutogradStep"]
 
 
 _BOUNDS = {torch.float32: BOUNDS["native"], torch.float64: (1e-9, 1e-9)}
-"""Largest differences of an atom's energy and of a force to the potential's, each times the largest where that is above
-1. Sums over edges by atomic additions are rounded otherwise from run to run."""
+"""Allowed differences of an atom's energy and of a force from the potential's, each relative to the largest value if
+that is above 1. Sums over edges by atomic additions are rounded differently from run to run."""
 
 
 class AutogradStep(Step):
@@ -40,14 +40,14 @@ class AutogradStep(Step):
 
     Args:
         potential: in evaluation mode, on a CUDA device (the CPU under Triton's interpreter).
-        isolated: `potential.isolated_energies()`; None where they are not subtracted.
-        cutoffs: Å of the lists that the potential asks for, its own first.
-        system: what is held at first; its batch must ascend.
+        isolated: `potential.isolated_energies()`; None if they are not subtracted.
+        cutoffs: Å of the lists that the potential needs, that of the network first.
+        system: the first structures; their batch must ascend.
         stress: compute the stress.
-        scale: eV, the largest energy that the network gives an atom.
+        scale: eV, the largest energy of an atom by the network.
 
     Attributes:
-        pairs: the list of an infinite cutoff, which depends on the composition alone.
+        pairs: the list of an infinite cutoff, which depends on the composition only.
     """
 
     measures_graph = True
@@ -126,7 +126,7 @@ class AutogradStep(Step):
         self._evaluate()
 
     def _evaluate(self) -> None:
-        """All but the searches."""
+        """The step without the searches."""
         lists: dict[float, Any] = {} if self.pairs is None else {math.inf: self.pairs}
         for cutoff, search in self.searches.items():
             assert search.receiver is not None and search.shift is not None
@@ -200,7 +200,7 @@ class AutogradStep(Step):
 
 
 class AutogradModel:
-    """Current constants of a potential.
+    """Makes and loads steps by autograd, with the constants of a potential.
 
     Args:
         potential: in evaluation mode, on a CUDA device (or the CPU under Triton's interpreter).
@@ -216,7 +216,7 @@ class AutogradModel:
         """A step that holds a system, whose first results are those of the potential; see `StepModel`.
 
         Raises:
-            NotCapturable: the potential waits for the device, or does not give the same with room to spare.
+            NotCapturable: the potential waits for the device, or gives other results on padded lists.
         """
         require_sorted(system)
         potential = self.potential

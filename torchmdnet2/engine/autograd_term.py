@@ -1,7 +1,7 @@
-"""Structures with spare room, so that a model can be replayed on tensors whose sizes never change.
+"""Padded structures, so that a model can be replayed on tensors whose sizes never change.
 
 A padded structure ends with two dummy atoms in a separate structure, twice the cutoff apart. Unused list entries
-connect these two, so real atoms are unaffected, whatever the model does with its edges. Models that vanish at the
+connect these two, so that they do not affect real atoms in any model. Models that vanish at the
 cutoff give no interaction between the dummy atoms either.
 
 Shapes: N atoms, B structures, C edge capacity.
@@ -51,7 +51,7 @@ class PaddedList(NeighborList):
 
 
 def pad_list(row_ptr: Tensor, receiver: Tensor, sender: Tensor, shift: Tensor, cutoff: float) -> PaddedList:
-    """A list with room for C edges.
+    """A list that is padded to C edges.
 
     Args:
         row_ptr: [N + 1].
@@ -66,11 +66,11 @@ def pad_list(row_ptr: Tensor, receiver: Tensor, sender: Tensor, shift: Tensor, c
 
 
 def pad_system(system: System, reach: float, element: int) -> System:
-    """A structure more, of two atoms in vacuum.
+    """Add a structure of two atoms in vacuum.
 
     Args:
         system: N atoms in B structures.
-        reach: Å, the largest cutoff of the lists that are padded.
+        reach: Å, the largest cutoff of the padded lists.
         element: atomic number of the two.
     """
     far = system.pos.new_zeros(SPARE_ATOMS, 3)
@@ -80,7 +80,7 @@ def pad_system(system: System, reach: float, element: int) -> System:
 
 
 def unpad(result: Result, outputs: Mapping[str, Output], num_atoms: int, num_systems: int) -> Result:
-    """What belongs to the N atoms and B structures that were padded.
+    """The results of the N atoms and B structures without the padding.
 
     Args:
         result: of a padded structure.
@@ -99,14 +99,14 @@ def unpad(result: Result, outputs: Mapping[str, Output], num_atoms: int, num_sys
 # --- The plans of all Ewald sums of a potential or prior, for a step that a CUDA graph holds ---
 
 _ROOM = 0.05
-"""Strain of the cells that a plan has room for."""
+"""Strain of the cells up to which a plan can be used."""
 
 
 class EwaldPlans:
-    """Plans that are made when a composition comes, and again for cells that they have no room for.
+    """Makes the plans of lattice sums for a composition, and again for cells that are too large for them.
 
     Args:
-        module: whose sums by "ewald" or "pme" are planned.
+        module: the module with sums by "ewald" or "pme".
     """
 
     def __init__(self, module: nn.Module):
@@ -120,13 +120,13 @@ class EwaldPlans:
         return with_plans(self._plans)
 
     def set_composition(self, system: System) -> bool:
-        """Plan for a batch of structures, and their cells, unless their atoms and periodicity are as before.
+        """Make plans for a batch of structures and its cells, unless atoms and periodicity are unchanged.
 
         Args:
-            system: as the sums will get it.
+            system: as in the sums.
 
         Returns:
-            Whether there are other plans now.
+            Whether the plans have changed.
 
         Raises:
             ValueError: a structure is periodic in some directions only.
@@ -143,16 +143,16 @@ class EwaldPlans:
 
     @property
     def lacking(self) -> Tensor | None:
-        """[1] bool, whether a plan had no room for a cell since `clear`; None where there are no plans."""
+        """[1] bool: a cell was too large for a plan since `clear`; None without plans."""
         if not self._plans:
             return None
         return torch.stack([plan.lacking for plan in self._plans.values()]).any(0)
 
     def grow(self) -> bool:
-        """Other plans instead of those without room, for the first cells that did not fit. Waits for the device.
+        """Replace plans for the first cells that did not fit. Waits for the device.
 
         Returns:
-            Whether there are any.
+            Whether a plan was replaced.
         """
         changed = False
         for sums in self._sums:
@@ -165,7 +165,7 @@ class EwaldPlans:
         return changed
 
     def clear(self) -> None:
-        """Forget which cells did not fit."""
+        """Clear the record of cells that did not fit."""
         for plan in self._plans.values():
             plan.lacking.zero_()
             plan.unfit.zero_()
@@ -177,7 +177,7 @@ _NO_LIST = 1.0  # Å, how far apart the two atoms of a padded structure are, whe
 
 
 def autograd_unsupported_reason(prior: Prior) -> str:
-    """ "" when autograd of the prior alone can join a step, else the reason."""
+    """ "" if autograd can evaluate the prior within a step, else the reason."""
     name = type(prior).__name__
     if prior.cutoff is not None and not 0 < prior.cutoff < float("inf"):
         return f"there are no fused kernels for {name}, which needs all pairs"
@@ -185,7 +185,7 @@ def autograd_unsupported_reason(prior: Prior) -> str:
 
 
 class _Held:
-    """The padded structure of a step, made when the first composition comes, with charges [N + 2] of the network."""
+    """The padded structure of a step and its charges [N + 2], made with the first composition."""
 
     def __init__(self, prior: Prior):
         self.plans = EwaldPlans(prior)
@@ -195,10 +195,10 @@ class _Held:
 
 
 class AutogradTerm(TermWithRoom):
-    """Autograd of a prior, on a list of its cutoff.
+    """A prior without kernels as a term of a fused step: autograd on a list of its cutoff.
 
     Args:
-        prior: one that `autograd_unsupported_reason` finds nothing against.
+        prior: one for which `autograd_unsupported_reason` is "".
     """
 
     by_autograd = allocates = True
@@ -268,7 +268,7 @@ class AutogradTerm(TermWithRoom):
 
 
 def add_by_autograd(prior: Prior, system: System, sums: CpuSums, charges: Array | None = None) -> None:
-    """The same on the CPU, with a list of the prior's own; also of one that reads the network's charges [N] e."""
+    """Add a prior by autograd on a CPU, with a list of its cutoff; it may read the network's charges [N] e."""
     with torch.inference_mode(False):  # networks of PyTorch's products read charges within that mode
         neighbors = None if prior.cutoff is None else pair_list(system, prior.cutoff)
         read = None if charges is None or not prior.uses_charges else torch.from_numpy(charges)
@@ -285,7 +285,7 @@ def add_by_autograd(prior: Prior, system: System, sums: CpuSums, charges: Array 
 def evaluate_alone(
     prior: Prior, system: System, neighbors: NeighborList | None, stress: bool, charges: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Energies [N], and gradients by position and, if asked, strain; by the charges [N] e, where they are given."""
+    """Energies [N] of a prior, and their gradients by positions, strain if wanted, and charges [N] e if given."""
     with torch.inference_mode(False), torch.enable_grad():
         moved, leaves = with_leaves(system, True, stress)
         if charges is None:

@@ -47,7 +47,7 @@ _options = attrgetter(
 
 @dataclass(eq=False)
 class Task:
-    """What is evaluated, and how.
+    """What an Evaluator evaluates: potential, precision, use of graphs.
 
     Args:
         potential: in evaluation mode.
@@ -66,7 +66,7 @@ class Task:
 
     @property
     def is_changed(self) -> bool:
-        """Whether weights were changed in place, or options, since this was made."""
+        """Whether weights or options have changed in place since this was made."""
         return self._sign() != self._signature
 
     def _sign(self) -> tuple[Any, ...]:
@@ -76,17 +76,17 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """Where the potential is."""
+        """The potential's device."""
         return self.potential.device
 
     @property
     def has_triton(self) -> bool:
-        """Whether Triton kernels run on the device: not on a CPU, but by the interpreter (TRITON_INTERPRET=1)."""
+        """Whether Triton kernels run on the device; on a CPU only by the interpreter (TRITON_INTERPRET=1)."""
         return self.device.type != "cpu" or os.environ.get("TRITON_INTERPRET", "0") == "1"
 
     @cached_property
     def model(self) -> Potential:
-        """The potential in the precision asked for."""
+        """The potential in the wanted precision."""
         if self.precision != "float64" or self.potential.dtype == torch.float64:
             return self.potential
         return copy.deepcopy(self.potential).double().eval()
@@ -104,11 +104,11 @@ class Backend(ABC):
     """One way to evaluate a potential, with its current weights.
 
     Args:
-        task: what is evaluated.
+        task: potential and options.
 
     Attributes:
         reason_prefix: stands before `unsupported_reason` in reports.
-        unsupported_reason: "" when the potential can be evaluated so, else why not. May become a reason by use.
+        unsupported_reason: "" if it can evaluate the potential, else why not. It may be set later.
     """
 
     reason_prefix = ""
@@ -132,14 +132,14 @@ class Backend(ABC):
 
     @abstractmethod
     def timings(self, system: System, stress: bool) -> list[Timing]:
-        """What the parts of a step with forces take, the whole step last; as `run`."""
+        """Times of the parts of a step with forces, the whole step last; as `run`."""
 
     @abstractmethod
     def describe(self, reasons: str) -> list[str]:
         """Lines of the report.
 
         Args:
-            reasons: why the backends before this one do not evaluate the potential.
+            reasons: why earlier backends cannot evaluate the potential.
         """
 
     def _autograd(self, name: str, reasons: str) -> str:
@@ -148,7 +148,7 @@ class Backend(ABC):
 
 
 class ReferenceBackend(Backend):
-    """The potential itself."""
+    """Calls the potential itself, the specification of all others."""
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
         return self.task.model.reference(system, forces=forces, stress=stress)
@@ -184,7 +184,7 @@ class ReferenceBackend(Backend):
 
 
 class CompiledCpuBackend(Backend):
-    """Kernels that numba compiles."""
+    """Evaluates on kernels that numba compiles for the CPU."""
 
     def __init__(self, task: Task):
         super().__init__(task)
@@ -235,7 +235,7 @@ class CompiledCpuBackend(Backend):
 
 
 def unsupported_system(system: System) -> str:
-    """Why steps with static buffers cannot hold a system, "" where they can."""
+    """Why steps with static buffers cannot hold a system, "" if they can."""
     if system.num_atoms == 0:
         return "the system has no atoms"
     if system.dtype not in (torch.float32, torch.float64):
@@ -253,7 +253,7 @@ _Key = tuple[Any, ...]
 
 
 class _StepBackend(Backend):
-    """Keeps a step for each size of systems, the last used last.
+    """Evaluates on steps over static buffers, and keeps one for each size, the last used last.
 
     Attributes:
         steps: by number of atoms and structures, type and stress.
@@ -265,7 +265,7 @@ class _StepBackend(Backend):
         self.unsupported_reason = self._reason()
 
     def _reason(self) -> str:
-        """Why the potential cannot be evaluated so, "" where it can."""
+        """Why the backend cannot evaluate the potential, "" if it can."""
         try:
             from . import step as bound
             from . import step as static_inputs
@@ -282,7 +282,7 @@ class _StepBackend(Backend):
 
     @abstractmethod
     def _make_model(self) -> StepModel:
-        """The potential, prepared with its weights of now."""
+        """The potential, prepared with its present weights."""
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
         self._require_usable(system)
@@ -314,7 +314,7 @@ class _StepBackend(Backend):
             raise Declined(reason)
 
     def _run_kept(self, system: System, stress: bool) -> Result:
-        """By a step that is kept for systems of this size, or a new one."""
+        """Run the kept step for systems of this size, or a new one."""
         key = _key(system, stress)
         known = self._take_kept(system, stress)
         if known is None:
@@ -327,7 +327,7 @@ class _StepBackend(Backend):
         return result
 
     def _take_kept(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs] | None:
-        """The step that is kept for systems of this size, loaded; None without.
+        """The kept step for systems of this size, loaded with the system; None if there is none.
 
         It is not in the table while it runs: after an error it is not used again.
         """
@@ -340,14 +340,14 @@ class _StepBackend(Backend):
         return known
 
     def _decide_to_build(self, key: _Key, system: System) -> None:
-        """Raise Declined where a size that comes for the first time should not get a step."""
+        """Raise Declined if a new size should not get a step."""
 
     @abstractmethod
     def _captures(self, system: System, again: bool) -> bool:
-        """Whether a step is captured when it is used for the first time, or again."""
+        """Whether a step is captured at its first use, or at its second."""
 
     def _new_step(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
-        """Buffers for a system, loaded and with room for its edges, and checked."""
+        """A checked step with buffers for a system and its edges."""
         self._drop_oldest()
         model = self._model
         try:
@@ -363,7 +363,7 @@ class _StepBackend(Backend):
             raise Declined("the batch is not sorted by structure") from None
 
     def _drop_oldest(self) -> None:
-        """Make room for another step."""
+        """Drop the step that was not used for the longest time."""
         limit = float("inf")
         if self.task.device.type == "cuda":
             limit = KEPT_MEMORY * torch.cuda.get_device_properties(self.task.device).total_memory
@@ -373,7 +373,7 @@ class _StepBackend(Backend):
             self.steps.popitem(last=False)
 
     def _run(self, graphed: GraphedStep, system: System) -> Result:
-        """Run until there was room for all edges; a copy of the results."""
+        """Run until the capacity is large enough for all edges; returns a copy of the results."""
         while True:
             graphed.run()
             result = graphed.results()
@@ -389,7 +389,7 @@ class _StepBackend(Backend):
 
 
 class FusedBackend(_StepBackend):
-    """Fused kernels on the GPU."""
+    """Evaluates on fused Triton kernels on a GPU."""
 
     _needs = "the fused kernels"
 
@@ -442,7 +442,7 @@ class FusedBackend(_StepBackend):
 
 
 class CapturedAutogradBackend(_StepBackend):
-    """Autograd of the whole potential in CUDA graphs."""
+    """Evaluates by autograd of the whole potential in CUDA graphs."""
 
     reason_prefix = "no CUDA graph: "
     _needs = "graphs"
@@ -524,7 +524,7 @@ def _describe(graphed: GraphedStep) -> str:
     structures = "1 structure" if step.num_systems == 1 else f"{step.num_systems} structures"
     parts = [
         f"  {step.num_atoms} atoms in {structures}, positions {str(step.dtype).removeprefix('torch.')}",
-        f"room for {step.capacity} edges ({graphed.status()[1]} used), {step.nbytes / 1e6:.1f} MB",
+        f"capacity {step.capacity} edges ({graphed.status()[1]} used), {step.nbytes / 1e6:.1f} MB",
         "replayed as one CUDA graph" if graphed.captured else "launched kernel by kernel",
     ]
     parts += ["with stress"] if step.stress else []
@@ -536,7 +536,7 @@ def _describe(graphed: GraphedStep) -> str:
 
 
 def choose_domain(potential: Potential, charge: float) -> Domain:
-    """A domain without atoms yet, on fused or compiled kernels, or by autograd.
+    """An empty domain on fused or compiled kernels, or by autograd.
 
     Args:
         potential: in evaluation mode.
@@ -562,21 +562,21 @@ def choose_domain(potential: Potential, charge: float) -> Domain:
 
 
 def compiled_reason(potential: Potential) -> str:
-    """Why compiled kernels cannot evaluate domains of a potential, "" where they can."""
+    """Why compiled kernels cannot evaluate domains of a potential, "" if they can."""
     if potential.device.type != "cpu":
         return f"the model is on {potential.device}"
     return unsupported_reason(potential, compiled=True) or _reason(potential, compiled=True)
 
 
 def fused_reason(potential: Potential) -> str:
-    """Why the fused kernels of the GPU cannot evaluate domains of a potential, "" where they can."""
+    """Why the fused kernels of the GPU cannot evaluate domains of a potential, "" if they can."""
     if potential.device.type != "cuda":
         return f"the model is on {potential.device}"
     return unsupported_reason(potential) or _reason(potential)
 
 
 def _reason(potential: Potential, compiled: bool = False) -> str:
-    """Why domains are not for kernels that evaluate the potential elsewhere."""
+    """Why kernels that evaluate the potential cannot evaluate its domains."""
     path = fast_path(potential.representation)
     if path is None or not path.takes_ghosts:
         return f"the kernels for {type(potential.representation).__name__} take no ghosts"

@@ -1,4 +1,4 @@
-"""One structure held for loops: write positions, replay, read forces. The interface, and the path on the Potential.
+"""Bound steps, which hold one structure for loops: write positions, replay, read forces.
 
 Shapes: N atoms, B structures.
 """
@@ -23,12 +23,12 @@ __all__ = ["BoundStep", "ReferenceBoundStep"]
 
 
 class BoundStep(ABC):
-    """Static tensors of one structure (or batch) and a step over them.
+    """Holds static tensors of one structure (or batch) and a step over them, for loops with many evaluations.
 
     Attributes:
         pos: [N, 3] Å, cell: [B, 3, 3] Å; to be written to in place.
         forces [N, 3] eV/Å, energy [B] eV, atom_energies [N] eV, stress [B, 3, 3] eV/Å³ or None, charges [N] e or None:
-            overwritten by every replay, NaN when it could not be right. Their memory never changes.
+            overwritten by every replay, NaN if they cannot be right. Their memory never changes.
         compiled: whether it runs on the kernels that numba compiles for the CPU.
     """
 
@@ -50,8 +50,8 @@ class BoundStep(ABC):
         """Whether all replays since the last check were good. Waits for the device; call it every so many steps.
 
         Returns:
-            True: they were. False: there was not enough room for the edges; there is now, but the results since the
-            last check cannot be used (the first of them on are NaN): go back to the positions before and repeat.
+            True: they were. False: the capacity for edges was too small. It is larger now, but results since the last
+            check must not be used (from the first bad one on they are NaN): go back to earlier positions and repeat.
 
         Raises:
             ValueError: a position, the cell or an energy is not finite (names the atom).
@@ -59,10 +59,10 @@ class BoundStep(ABC):
 
     @abstractmethod
     def fetch(self) -> Result | None:
-        """`check()` and the results of the last replay, on the host, by one copy and one wait; properties need more.
+        """`check()` and the results of the last replay, on the host, with one copy and one wait; properties need more.
 
         Returns:
-            Result on the CPU, in memory that the next call overwrites; None where `check()` is False.
+            Result on the CPU, in memory that the next call overwrites; None if `check()` is False.
 
         Raises:
             ValueError: as `check`.
@@ -70,11 +70,12 @@ class BoundStep(ABC):
 
     @abstractmethod
     def properties(self) -> Mapping[str, Tensor]:
-        """What heads of properties give after the last replay, as `Result.properties`; evaluated now. On the device."""
+        """Results of the heads of properties for the last replay, as `Result.properties`, on the device; evaluated
+        now."""
 
 
 class ReferenceBoundStep(BoundStep):
-    """On a copy of the potential, or on what is called like it and keeps its weights."""
+    """A bound step that calls a copy of the potential, or another function with its arguments and fixed weights."""
 
     def __init__(self, potential: Potential | Callable[..., Result], system: System, stress: bool):
         if isinstance(potential, Potential):  # whose weights may change while the energies of isolated atoms are kept
@@ -145,7 +146,7 @@ class ReferenceBoundStep(BoundStep):
         return with_dipole(self._given(), self.charges, self._system)
 
     def _given(self) -> Mapping[str, Tensor]:
-        """What heads have given."""
+        """The results of the heads."""
         return self._properties
 
 

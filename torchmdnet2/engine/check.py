@@ -25,15 +25,15 @@ __all__ = [
 
 
 BOUNDS = {"native": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
-"""Largest differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each times the
-largest value of its kind where that is above 1."""
+"""Allowed differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each relative to
+the largest value of its kind if that is above 1."""
 
 CHECKED_ATOMS = 512
-"""Up to so many atoms the structure itself is checked, else a compact cluster of half as many."""
+"""Number of atoms up to which the structure itself is checked; of larger ones, a compact cluster of half as many."""
 
 
 def extract_checked(potential: Potential, system: System, stress: bool) -> tuple[Potential, System]:
-    """The structure itself, or a cluster of one that is large with the potential of its atoms."""
+    """The structure to check, with its potential: itself, or a cluster from a large one."""
     if system.num_atoms <= CHECKED_ATOMS:
         return potential, system
     system, places = extract_cluster(system, CHECKED_ATOMS // 2, stress)
@@ -45,19 +45,19 @@ def extract_checked(potential: Potential, system: System, stress: bool) -> tuple
 
 
 def for_clusters(potential: Potential) -> Potential:
-    """The potential, which takes any number of electrons: a cluster is cut out wherever molecules are."""
+    """The potential with any number of electrons allowed, since a cluster may cut molecules."""
     part = copy.copy(potential)
     part.closed_shell = False
     return part
 
 
 def reference(potential: Potential, system: System, stress: bool) -> Result:
-    """What the potential gives in float64, with the reference neighbor list.
+    """Results of the potential in float64, with the reference neighbor list.
 
-    Priors of molecules have that list too: on a GPU others are compiled, which takes longer than all the rest.
+    Priors of molecules use that list too: on a GPU, compiling other searches takes longer than all the rest.
 
     Raises:
-        ValueError: the structure is one that `Potential.forward` refuses.
+        ValueError: `Potential.forward` refuses the structure.
     """
     exact, system = _in_float64(potential, system)
     exact.check(system)  # before it is searched
@@ -74,7 +74,7 @@ def _in_float64(potential: Potential, system: System) -> tuple[Potential, System
 
 
 class _NotingList(NeighborList):
-    """A list that makes its vectors leaves of autograd, and keeps them."""
+    """A list whose vectors are leaves of autograd, so that the virial can be computed from their gradients."""
 
     leaves: list[Tensor]
 
@@ -85,7 +85,7 @@ class _NotingList(NeighborList):
 
 
 class _NotingLists(PairLists):
-    """Such lists by cutoff."""
+    """Lists of this kind by cutoff."""
 
     def __init__(self, system: System):
         super().__init__(system)
@@ -123,7 +123,7 @@ def require_result(
 
     Args:
         found: of the path.
-        virial: [B, 3, 3] eV of the path, float64; None where it was not computed.
+        virial: [B, 3, 3] eV of the path, float64; None if it was not computed.
         expected: `reference` of the same system.
         potential, system: of `expected`.
         precision: which of `BOUNDS`.
@@ -158,7 +158,7 @@ def require_properties(
     Args:
         found: of the path, by name.
         expected: `reference` of the same system.
-        potential, system: for the errors that PyTorch itself makes, which sums that nearly cancel have.
+        potential, system: to find the rounding error of PyTorch, which is large for sums that nearly cancel.
         precision: which of `BOUNDS`.
 
     Raises:
@@ -181,14 +181,14 @@ def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> N
     if not difference <= bound:
         raise RuntimeError(
             f"the fused path does not agree with the reference in float64: {name}, differs by {difference:.3g} "
-            f"(allowed {bound:.3g}). No result is given; please report this, and use the Potential meanwhile"
+            f"(allowed {bound:.3g}). No result is returned; please report this, and use the Potential meanwhile"
         )
 
 
 def extract_cluster(system: System, num_atoms: int, stress: bool) -> tuple[System, Tensor]:
     """The atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked).
 
-    Also their places in its structure, which ascend.
+    Also returns their indices in the structure, which ascend.
     """
     same = (system.batch == system.batch[0]).nonzero()[:, 0]
     distance = (system.pos[same] - system.pos[0]).norm(dim=1)

@@ -1,4 +1,4 @@
-"""Edges of small structures without cell, from all pairs of atoms, compiled by numba.
+"""Neighbor searches on a CPU, compiled by numba: all pairs of small molecules, and bins for other structures.
 
 Shapes: B structures of n atoms each, N = B·n atoms, E edges.
 """
@@ -24,7 +24,7 @@ def all_pairs(pos, cutoff, row_ptr, sender, vec, nearest=0.0):
     Args:
         pos: [B, n, 3] Å.
         cutoff: Å.
-        row_ptr: [N + 1] int64, sender: [E] int64, vec: [E, 3] float32: filled as far as there is room.
+        row_ptr: [N + 1] int64, sender: [E] int64, vec: [E, 3] float32: filled up to their size.
         nearest: Å; closer atoms are at the same place.
 
     Returns:
@@ -68,7 +68,7 @@ _REACH = 50  # bins; thinner cells are left to the neighbor list
 
 
 class CellSearch:
-    """Edges of structures that keep their atoms and their periodicity. Not locked.
+    """Searches edges of structures whose atoms and periodicity do not change. Not locked.
 
     Args:
         cutoff: Å.
@@ -89,13 +89,13 @@ class CellSearch:
         self._order, self._sorted = np.empty(n, np.int64), np.empty((3, n))
 
     def find(self, system: System) -> bool:
-        """Take the edges of other positions and another cell, on as many threads as numba is set to.
+        """Search the edges at new positions in a new cell, on as many threads as numba is set to.
 
         Args:
             system: with the same atoms; valid (`System.validate`).
 
         Returns:
-            False where the atoms are spread too unevenly, or a cell is too thin, for bins: nothing is found then.
+            False if bins cannot be used: atoms are spread too unevenly, or a cell is too thin. Nothing is found then.
         """
         pos, cell = system.pos.detach().double().numpy(), system.cell.detach().double()
         box = np.where(self._pbc.any(1)[:, None, None], cell.numpy(), np.eye(3))
@@ -130,11 +130,11 @@ def _assign(pos, batch, box, inverse, pbc, cutoff, grid, bin_of, scaled, wrapped
     Args:
         pos: [N, 3] Å; batch: [N]; box, inverse: [B, 3, 3], the vectors along open directions at right angles to the
             others; pbc: [B, 3].
-        grid: [B, 6]: number of bins, and how many to look at on each side; bin_of [N, 3]; scaled [N, 3], fractional
+        grid: [B, 6]: number of bins, and number to search on each side; bin_of [N, 3]; scaled [N, 3], fractional
             coordinates; wrapped [N, 3] Å, positions in the cell: filled.
 
     Returns:
-        K; −1 where bins are of no use.
+        K; −1 if bins cannot be used.
     """
     structures = len(box)
     low, high = np.full((structures, 3), np.inf), np.full((structures, 3), -np.inf)

@@ -1,7 +1,6 @@
-"""Structures and domains on the compiled kernels of the CPU: atoms stay while positions and cell change.
+"""Steps on the compiled kernels of the CPU, for structures and domains whose positions and cells alone change.
 
-What cannot change is looked at once, and little here is PyTorch: one of its calls costs as much as the forces of an
-atom.
+All else is prepared once, and PyTorch is used little: one of its calls costs as much as the forces of an atom.
 
 Shapes: N atoms in B structures, E directed edges; of a domain, n local atoms, N with the copies after them, M rows of
 local atoms and ghosts.
@@ -40,21 +39,21 @@ __all__ = ["CompiledDomain", "CpuBoundStep", "CpuModel", "CpuStep", "Values", "s
 
 
 _DENSE = 512
-"""Atoms of a structure without cell up to which all pairs are looked at, which is faster than a search."""
+"""Atoms of a structure without cell up to which all pairs are tested, which is faster than a search with bins."""
 
 _SEARCH_COST = 8
-"""Of an edge, in the units of `thread_tuner.amount_of_work`."""
+"""Work of an edge, in the units of `thread_tuner.amount_of_work`."""
 
 
 class Values(NamedTuple):
-    """Of one evaluation, in fresh memory; forces and virial are None when they were not asked for.
+    """Results of one evaluation, in fresh memory; forces and virial are None if they are not wanted.
 
     Attributes:
         energy: [B] eV, energies: [N] eV, both float64.
         forces: [N, 3] eV/Å, virial: [N, 9] eV of the rows.
-        charges: [N] e; None where the model predicts none.
-        features: [N, F] that heads of other properties read; None where there are none.
-        spread: `Result.properties` that several members have further.
+        charges: [N] e; None if the model predicts none.
+        features: [N, F] that heads of other properties read; None without such heads.
+        spread: further `Result.properties` of several members.
     """
 
     energy: Array
@@ -67,12 +66,12 @@ class Values(NamedTuple):
 
 
 class CpuStep:
-    """Elements, charges and periodicity of a batch of structures, evaluated at any positions. Not locked.
+    """Holds elements, charges and periodicity of a batch of structures, and evaluates it at any positions. Not locked.
 
     Args:
-        potential: of which the network and the terms are.
-        nets, terms: on the CPU, a network of each member; threads: of terms without charges and with them.
-        isolated: [max_z] eV float64, the network's energy of an atom alone.
+        potential: the potential of the networks and terms.
+        nets, terms: on the CPU, a network of each member; threads: for terms without charges and with them.
+        isolated: [max_z] eV float64, energies of isolated atoms by the network.
         system: N atoms in B structures; copied, positions and cell do not matter.
 
     Raises:
@@ -108,7 +107,7 @@ class CpuStep:
         self._terms = [_Term(term, system, [self._list, *self._others]) for term in terms]
 
     def holds(self, system: System) -> bool:
-        """Whether a system differs in positions and cell at most."""
+        """Whether a system differs at most in positions and cell."""
         if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._batch):
             return False
         return all(map(torch.equal, self._known, _composition(system)))
@@ -125,10 +124,10 @@ class CpuStep:
             watch.watch(term.term, "add", term.name, "kernels")
 
     def __call__(self, system: System, forces: bool) -> Values:
-        """Evaluate other positions and another cell.
+        """Evaluate new positions and a new cell.
 
         Args:
-            system: one that `holds` is true of.
+            system: one for which `holds` is true.
 
         Raises:
             ValueError: a position or the cell is not usable.
@@ -156,7 +155,7 @@ class CpuStep:
     def _evaluate(
         self, net: CpuNetwork, constant: Array, system: System, forces: bool
     ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
-        """Energies, forces, virials, charges and features of one member, with the terms that read its charges."""
+        """Evaluate one member with the terms that read its charges."""
         summed: list[CpuSums] = []
 
         def read(charges: Array) -> Array | None:
@@ -180,7 +179,7 @@ class CpuStep:
         return energies, force, virial, out.charges, out.features
 
     def _sum_terms(self, system: System, charges: Array | None) -> CpuSums:
-        """Of the terms that read charges, where these are given, else of all others."""
+        """Sums of the terms that read charges, if these are given, else of all others."""
         pos, n, reads = system.pos.detach().numpy(), len(system.pos), charges is not None
         sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
         terms = [term for term in self._terms if term.uses_charges == reads]
@@ -199,7 +198,7 @@ class CpuStep:
 
 
 class _Term:
-    """A term, and the shortest list that reaches its cutoff; None where it needs none."""
+    """A term, and the shortest list that reaches its cutoff; None if it needs none."""
 
     def __init__(self, term: CpuTerm, system: System, lists: list[_Rows]):
         self.term, self.name, self._cost = term.prepare(system), term.name, term.cost
@@ -210,15 +209,15 @@ class _Term:
         self._pairs = int(size @ size)
 
     def work(self) -> int:
-        """In the units of `thread_tuner.amount_of_work`."""
+        """Work in the units of `thread_tuner.amount_of_work`."""
         return self._cost * (self._pairs if self.list is None else int(self.list.row_ptr[-1]))
 
 
 class _Rows:
-    """The edges within a cutoff of structures that keep their atoms.
+    """Finds the edges within a cutoff of structures whose atoms do not change.
 
     Args:
-        dense: look at all pairs.
+        dense: test all pairs.
         first: the list of the network, found before the others: it checks positions and cell, and its rows are sorted.
 
     Attributes:
@@ -275,12 +274,12 @@ def _composition(system: System) -> tuple[Tensor, ...]:
 
 
 class CpuModel:
-    """Weights and current constants of a potential. Thread-safe.
+    """A potential prepared for the compiled kernels of the CPU: evaluates structures and makes steps. Thread-safe.
 
     The first call is checked against the potential in float64.
 
     Args:
-        potential: on the CPU, float32; one that `select.unsupported_reason` finds nothing against.
+        potential: on the CPU, float32; one for which `select.unsupported_reason` is "".
     """
 
     def __init__(self, potential: Potential):
@@ -326,16 +325,16 @@ class CpuModel:
 
     @property
     def net(self) -> CpuNetwork:
-        """That of the first member."""
+        """The network of the first member."""
         return self.nets[0]
 
     def result(self, values: Values, system: System, forces: bool, stress: bool) -> Result:
-        """What a step has computed, as tensors on its memory.
+        """The results of a step, as tensors on its memory.
 
         Args:
             values: of the step.
-            system: whose they are.
-            forces, stress: what was asked for.
+            system: the system of the step.
+            forces, stress: whether they are wanted.
         """
         result = Result(torch.from_numpy(values.energy), atom_energies=torch.from_numpy(values.energies))
         if values.charges is not None:
@@ -348,12 +347,12 @@ class CpuModel:
         return result
 
     def properties(self, values: Values, system: System) -> dict[str, Tensor]:
-        """What heads of properties give for the features and charges of a step."""
+        """Results of the heads of properties for the features and charges of a step."""
         charges, features = (None if v is None else torch.from_numpy(v) for v in (values.charges, values.features))
         return self.heads(charges, features, system) | {k: torch.from_numpy(v) for k, v in values.spread.items()}
 
     def take(self, system: System) -> CpuStep:
-        """A step that holds the composition of a system, for the caller alone: the one that was used last, if it is."""
+        """A step that holds the composition of a system, for one caller only; the last one if it does."""
         with self._lock:
             step, self._last = self._step(system), None
         return step
@@ -363,13 +362,13 @@ class CpuModel:
         return CpuStep(self.potential, self.nets, self.terms, self._threads, self.isolated, system)
 
     def timings(self, system: System) -> list[Timing]:
-        """What the parts of a step with forces take, the whole step last."""
+        """Times of the parts of a step with forces, the whole step last."""
         step, watch = self.step(system), Stopwatch()
         step.watch(watch)
         return watch.measure(lambda: step(system, True))
 
     def _step(self, system: System) -> CpuStep:
-        """That of the system, kept for the next call."""
+        """The step of a system, kept for the next call."""
         if self._last is None or not self._last.holds(system):
             self._last = None
             self._last = self.step(system)
@@ -422,7 +421,7 @@ def _virial(values: Values, system: System) -> Tensor:
 
 
 class CpuBoundStep(ReferenceBoundStep):
-    """On the CPU's compiled kernels, as `CpuModel` to the last bit.
+    """A bound step on the compiled kernels of the CPU; its results are those of `CpuModel` to the last bit.
 
     Args:
         model: the prepared potential.
@@ -464,10 +463,12 @@ class CpuBoundStep(ReferenceBoundStep):
 
 
 class CompiledDomain(Domain):
-    """By the kernels that numba compiles, in float32. The first evaluation is checked against the potential in float64.
+    """Evaluates a domain on kernels that numba compiles, in float32.
+
+    The first evaluation is checked against the potential in float64.
 
     Args:
-        potential: on the CPU, in float32; one that `backends.compiled_reason` finds nothing against.
+        potential: on the CPU, in float32; one for which `backends.compiled_reason` is "".
         charge: total charge in e of the whole structure.
     """
 
@@ -550,14 +551,14 @@ class _DomainRows:
 
     Attributes:
         cutoff: Å.
-        rows: those of the positions last given.
+        rows: the edges at the last positions.
     """
 
     def __init__(self, cutoff: float):
         self.cutoff = cutoff
 
     def list_anew(self, pos: NDArray[np.float64], num_local: int, row_of: NDArray[np.integer]) -> None:
-        """List edges up to cutoff + SKIN; `row_of` as of `Domain.set_atoms`."""
+        """List edges up to cutoff + SKIN; `row_of` as for `Domain.set_atoms`."""
         edges = list_edges(pos, num_local, self.cutoff + SKIN).numpy()
         self._sender = edges[1].copy()
         self._row = row_of[self._sender]
@@ -569,7 +570,7 @@ class _DomainRows:
         )
 
     def find(self, pos: NDArray[np.float64]) -> tuple[int, int] | None:
-        """Take the listed edges that are within the cutoff; gives two atoms at the same place, if there are."""
+        """Take the listed edges that are within the cutoff; returns two atoms at the same place, if there are any."""
         rows = self.rows
         nearest = select_edges(
             self._ptr,
@@ -598,7 +599,7 @@ def select_edges(ptr, listed, row, pos, limit, row_ptr, sender, vectors, least):
         row_ptr [n + 1], sender [≥ E] int64, vectors [≥ E, 3] float32: filled.
 
     Returns:
-        A listed edge shorter than √least, −1 where there is none.
+        A listed edge shorter than √least, −1 if there is none.
     """
     found, wrong = 0, -1
     for i in range(len(ptr) - 1):

@@ -1,4 +1,4 @@
-"""A potential on the domain of one process: local atoms and copies of others, whose positions a host program moves.
+"""Domains: a potential on the atoms of one process and copies of others, whose positions a host program moves.
 
 A host such as LAMMPS divides a periodic structure into domains. Each process has its local atoms and, as ghosts, copies
 of atoms of other domains and of periodic images. `evaluate_edges` takes the edges that a host brings. The energy of the
@@ -49,15 +49,15 @@ __all__ = [
 Array = NDArray[np.floating]
 
 SKIN = 1.0
-"""Å by which listed edges may be longer than the cutoff: they are listed anew when an atom has moved half as far."""
+"""Å by which listed edges may be longer than the cutoff: a new list is made when an atom has moved half as far."""
 
 
 class DomainValues(NamedTuple):
-    """Of one evaluation, float64.
+    """Results of one evaluation, float64.
 
     Attributes:
         energies: [n] eV.
-        forces: [n, 3] eV/Å, those on the copies of the atoms in other domains included.
+        forces: [n, 3] eV/Å, with the forces on copies of the atoms in other domains.
         virial: [n, 6] eV, Σ vector ⊗ dE/dvector over the edges of each local atom, made symmetric: xx, yy, zz, xy, xz,
             yz.
     """
@@ -68,7 +68,9 @@ class DomainValues(NamedTuple):
 
 
 class Domain(ABC):
-    """The local atoms of one process. All processes call the same methods in the same order.
+    """Evaluates the local atoms of one process, for parallel programs.
+
+    All processes call the same methods in the same order.
 
     Args:
         potential: with parts that are local (`edges.refuse_global`).
@@ -76,7 +78,7 @@ class Domain(ABC):
 
     Attributes:
         num_local: n.
-        ids: [N] by which messages name the atoms.
+        ids: [N] numbers of the atoms in messages.
         numbers: [M] atomic numbers of the rows.
         num_edges: E of the last evaluation.
 
@@ -104,14 +106,14 @@ class Domain(ABC):
         exchange: DomainExchange,
         row_of: NDArray[np.integer] | None = None,
     ) -> None:
-        """Take other atoms.
+        """Replace the atoms.
 
         Args:
             z: [N] atomic numbers, the local atoms first.
-            ids: [N] by which messages name them.
+            ids: [N] numbers of the atoms in messages.
             num_local: n.
             exchange: of the ghosts.
-            row_of: [N] row of each atom among those of local atoms and ghosts, as of `MpiExchange`; None: each copy is
+            row_of: [N] row of each atom among those of local atoms and ghosts, as for `MpiExchange`; None: each copy is
                 a separate ghost.
 
         Raises:
@@ -143,14 +145,14 @@ class Domain(ABC):
         return all(np.isfinite(field.sum()) for field in values)
 
     def _must_list(self, pos: NDArray[np.float64]) -> bool:
-        """Whether edges are to be listed, at these positions."""
+        """Whether a new list is needed at these positions."""
         if self._listed_at is not None and _moved(pos, self._listed_at, self.num_local) <= SKIN:
             return False
         self._listed_at = pos.copy()
         return True
 
     def atoms_that_fit(self) -> int | None:
-        """About how many local atoms there is memory for; None: not known."""
+        """Approximate number of local atoms that fit into memory; None: not known."""
         return None
 
     def _add_ghost_forces(self, forces: Tensor) -> Array:
@@ -164,7 +166,7 @@ class Domain(ABC):
         return ValueError(f"atom {names[0]} and {other} are at the same place, where energy and forces mean nothing")
 
     def _prepare(self) -> None:  # noqa: B027
-        """Take what depends on the elements of the atoms alone."""
+        """Compute what depends on the elements only."""
 
     @abstractmethod
     def _list(self, pos: NDArray[np.float64]) -> None:
@@ -176,11 +178,11 @@ class Domain(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """What evaluates, in words."""
+        """The path that evaluates the domain, in words."""
 
 
 class ReferenceDomain(Domain):
-    """By `evaluate_edges`: any model, float64 or float32, CPU or GPU."""
+    """Evaluates a domain by `evaluate_edges`: any model, float64 or float32, CPU or GPU."""
 
     def __init__(self, potential: Potential, charge: float):
         super().__init__(potential, charge)
@@ -233,7 +235,7 @@ def list_edges(pos: NDArray[np.float64], num_local: int, cutoff: float) -> Tenso
 
 
 def _moved(pos: NDArray[np.float64], before: NDArray[np.float64], num_local: int) -> float:
-    """Å by which the distance of an atom and a neighbor may have changed at most."""
+    """Largest possible change of the distance between an atom and a neighbor, Å."""
     if not num_local:
         return 0.0
     moved = np.sqrt(np.square(pos - before).sum(1))
@@ -247,13 +249,13 @@ _CHECKED = 200
 
 
 def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.float64], isolated: Tensor) -> None:
-    """Evaluate a cluster of local atoms by itself, without other processes, and compare.
+    """Compare a domain with the potential on a cluster of local atoms, without other processes.
 
     Args:
         other: a domain with the kernels in question, whose atoms this function sets.
         z: [n] atomic numbers of the local atoms.
-        pos: [≥ n, 3] Å, theirs first.
-        isolated: [max_z] eV float64, the network's energies of atoms alone.
+        pos: [≥ n, 3] Å, those of the local atoms first.
+        isolated: [max_z] eV float64, energies of isolated atoms by the network.
 
     Raises:
         RuntimeError: energies or forces differ.
@@ -282,11 +284,11 @@ def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.floa
 
 @dataclass(eq=False)
 class EdgeResult:
-    """What the local atoms give.
+    """Energies of the local atoms, and their derivatives.
 
     Attributes:
-        energy: [] eV float64, of the local atoms; the potential's `energy_shift`, which belongs to the structure, is
-            not in it.
+        energy: [] eV float64, of the local atoms; without the potential's `energy_shift`, which
+            belongs to the structure.
         atom_energies: [n] eV float64.
         edge_gradients: [E, 3] eV/Å, derivative of `energy` with respect to each edge vector.
         forces: [N, 3] eV/Å, on local atoms and ghosts; to be summed over the copies of an atom.
@@ -314,7 +316,7 @@ def evaluate_edges(
     """Energies of the local atoms, and their derivative with respect to each edge vector, by autograd.
 
     Args:
-        potential: whose priors, if any, are sums over pairs.
+        potential: its priors must be sums over pairs.
         z: [N] atomic numbers, the local atoms first.
         edge_index: [2, E] integers (receiver, sender), both directions of each pair, in any order; with an exchange,
             all edges whose receiver is local, and no others.
@@ -324,11 +326,11 @@ def evaluate_edges(
         cutoff: Å, up to which all edges are listed; None: the potential's own cutoff.
         exchange: takes what the layers of the model read of ghosts from their owners; all domains call this function,
             also those without atoms. None: ghosts are evaluated here, and need edges too.
-        isolated: `potential.isolated_energies()`, where they are known.
+        isolated: `potential.isolated_energies()`, if known.
 
     Raises:
         ValueError: shapes do not fit, a vector is not finite, or a part of the potential needs the whole structure:
-            charges that the network shares out, sums over all pairs, Ewald and particle-mesh sums, means over atoms.
+            charges that the network distributes, sums over all pairs, Ewald and particle-mesh sums, means over atoms.
         UnknownElement, UntrainedCharge: the model was not trained on an atom's element or on this charge.
     """
     reach = potential.cutoff if cutoff is None else float(cutoff)
@@ -365,7 +367,7 @@ def refuse_global(potential: Potential) -> None:
     """Raise ValueError for a potential with parts that need the whole structure, which domains do not know."""
     if not potential.representation.local:
         name = type(potential.representation).__name__
-        raise ValueError(f"{name} shares out the charge of the whole structure, which domains do not know")
+        raise ValueError(f"{name} distributes the charge of the whole structure, which domains do not know")
     if getattr(potential.head, "reduce", "sum") != "sum":
         raise ValueError("the head takes a mean over the structure, which domains do not know")
     if potential.properties:
@@ -432,13 +434,13 @@ def _check(
 
 
 def _system(z: Tensor, vectors: Tensor, charge: float) -> System:
-    """Atoms whose positions are not known."""
+    """A system of atoms whose positions are not known."""
     pos = torch.full((z.shape[0], 3), torch.nan, dtype=vectors.dtype, device=vectors.device)
     return System(z=z, pos=pos, charge=torch.full((1,), charge, dtype=vectors.dtype, device=vectors.device))
 
 
 class _EdgeList(NeighborList):
-    """Edges with vectors that are given."""
+    """Edges with given vectors."""
 
     given: Tensor
 
@@ -447,13 +449,13 @@ class _EdgeList(NeighborList):
 
 
 class _EdgeLists(PairLists):
-    """Lists cut out of the edges that are given.
+    """Lists of shorter cutoffs, cut out of the given edges.
 
     Args:
         system: the atoms.
         edge_index, vectors: [2, E] and [E, 3] as given.
         reach: Å.
-        exchange: of ghosts.
+        exchange: that of the ghosts.
     """
 
     def __init__(

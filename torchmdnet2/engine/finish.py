@@ -1,4 +1,4 @@
-"""The end of a step: energies of the atoms, sums over each structure in float64, stress, and what went wrong.
+"""The end of a step: energies of the atoms, sums over each structure in float64, stress, and error flags.
 
 No atomics in the sums: the atoms of a structure lie together, a program adds up a fixed part of them, and the parts
 are added in order. Same input, same result, bit for bit.
@@ -34,7 +34,7 @@ _TERMS = tl.constexpr(TERMS)
 
 @triton.jit
 def write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress, STRESS: tl.constexpr):
-    """Energy and stress of structure b from its sums; NaN when the edges were not usable."""
+    """Write energy and stress of structure b from its sums; NaN if the edges cannot be used."""
     broken = (tl.load(flag) & _BROKEN) != 0
     e += tl.load(shift)
     if ((e != e) | (tl.abs(e) > 1.7e308)) & ~broken:
@@ -63,14 +63,14 @@ def write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress
 
 @triton.jit
 def note_needed(flag, needed, most):
-    """The largest number of edges that a step asked for; a count from broken positions means nothing."""
+    """Keep the largest number of edges that a step needed; counts from invalid positions are ignored."""
     if (tl.load(flag) & _SEARCH_NOT_FINITE) == 0:
         tl.store(most, tl.maximum(tl.load(most), tl.load(needed)))
 
 
 @triton.jit
 def note_others(flag, needed, most, OTHERS: tl.constexpr):
-    """The same for other searches: [OTHERS, 2] numbers, the first of each two."""
+    """As `note_needed`, for other searches: [OTHERS, 2] numbers, the first of each two."""
     for k in tl.static_range(OTHERS):
         note_needed(flag, needed + 2 * k, most + 2 * k)
 
@@ -100,7 +100,7 @@ def finish_kernel(
 
     Args:
         raw_energy [N], raw_forces [N, 3], virial [N, 9]: of the network, float32, in `unit` of eV.
-        row_ptr: [N + 1] edges; an atom without any, in a neutral structure, has exactly the energy of the priors.
+        row_ptr: [N + 1] edges; an atom without edges, in a neutral structure, has exactly the energy of the priors.
         order: [N] the atom that stands at each place (SORTED).
         isolated, reference: [N] float64, eV, by atom (not by place): what to subtract and to add.
         neutral: [B] int32. ptr: [B + 1] first place of each structure. shift: [1] eV per structure. cell: [B, 3, 3].
@@ -217,7 +217,7 @@ def totals_kernel(
 
 @triton.jit
 def of_members(network, unit, terms, at, stride, ok, M: tl.constexpr, LANES: tl.constexpr, WITH_TERMS: tl.constexpr):
-    """The numbers at some places of each member, [LANES, .] float64, 0 from M on; and their mean."""
+    """Numbers at some places for each member, [LANES, .] float64, 0 from M on; and their mean."""
     member = tl.arange(0, LANES)[:, None]
     at = member.to(tl.int64) * stride + at[None, :]
     ok = (member < M) & ok[None, :]
@@ -246,7 +246,7 @@ def mean_kernel(
     Args:
         raw_energy [M·N], raw_forces [M·N, 3], raw_virial [M·N, 9], in `unit` of eV, raw_charges [M·N]: of networks.
         term_energy [M·N] float64, term_forces [M·N, 3], term_virial [M·N, 9]: of terms that read charges (WITH_TERMS).
-        order: as of `finish_kernel`.
+        order: as for `finish_kernel`.
         energy [N] float64, forces [N, 3], virial [N, 9], charges [N] float64: by place, written.
         forces_std: [N, 3] by atom, written.
     """

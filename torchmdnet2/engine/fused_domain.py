@@ -30,11 +30,13 @@ __all__ = ["FusedDomain"]
 
 
 class FusedDomain(Domain):
-    """By Triton kernels, in float32. Each set of launch shapes is checked against the potential in float64 at first.
+    """Evaluates a domain on Triton kernels, in float32.
+
+    The first use of each set of launch shapes is checked against the potential in float64.
 
     Args:
         potential: on a CUDA device (or under Triton's interpreter), in float32; one that
-            `backends.fused_reason` finds nothing against.
+            `backends.fused_reason` is "".
         charge: total charge in e of the whole structure.
     """
 
@@ -49,7 +51,7 @@ class FusedDomain(Domain):
         self._start()
 
     def _start(self) -> None:
-        """Without memory for atoms yet."""
+        """Initialise without memory for atoms."""
         cutoffs = list_cutoffs(self.potential.cutoff, [term.cutoff for term in self._model.terms])
         self._lists = [SkinList(cutoff, SKIN, SAME_PLACE, self.device) for cutoff in cutoffs]
         self._buffers: GpuBuffers | None = None
@@ -89,7 +91,7 @@ class FusedDomain(Domain):
         return staged.to(self.device, non_blocking=True)
 
     def _staging(self, place: int, size: int) -> Tensor:
-        """Float64 numbers in memory that the GPU reads and writes by itself."""
+        """Float64 numbers in memory that the GPU reads and writes directly."""
         while place >= len(self._host):
             self._host.append(torch.empty(0, dtype=torch.float64))
         if len(self._host[place]) < size:
@@ -97,7 +99,7 @@ class FusedDomain(Domain):
         return self._host[place][:size]
 
     def _take_order(self, pos: Tensor) -> None:
-        """Sort the local atoms, and bring what belongs to them into that order."""
+        """Sort the local atoms and all their data."""
         n, device = self.num_local, self.device
         place = torch.arange(n, device=device)
         order = place.clone()
@@ -117,7 +119,7 @@ class FusedDomain(Domain):
         self._placed_exchange = self._exchange.reordered(place)
 
     def _take_elements(self, z: Tensor) -> None:
-        """Atomic numbers [M] of the rows."""
+        """Set the atomic numbers [M] of the rows."""
         n, device, potential = self.num_local, self.device, self.potential
         potential.check_elements(z)
         everyone = System(z=z, pos=torch.zeros(len(z), 3, dtype=torch.float64, device=device))
@@ -148,7 +150,7 @@ class FusedDomain(Domain):
         self._make_room(self._lists[0].capacity != before)
 
     def _make_room(self, other_edges: bool) -> None:
-        """Buffers of the network; those that are there are kept while they are large enough."""
+        """Allocate buffers of the network, unless those that are there are large enough."""
         n, rows = self.num_local, self.num_local + self._exchange.num_ghosts
         fits = bool(self._room) and not other_edges and self._room[0] == self._shapes
         if fits and n <= self._room[1] and rows <= self._room[2]:
@@ -198,15 +200,15 @@ class FusedDomain(Domain):
         return energies, forces, voigt(virial)
 
     def _download(self, energies: Tensor, forces: Tensor, virial: Tensor) -> DomainValues:
-        """By atom instead of by row; waits for the device."""
+        """Copy results to the host, by atom instead of by row; waits for the device."""
         n = self.num_local
         assert self._order is not None
         order = self._order[:n]
         given = [energies[:, None], forces, virial]
         by_atom = torch.cat([torch.empty_like(field).index_copy_(0, order, field).reshape(-1) for field in given])
         first = self._lists[0]
-        told = torch.stack([first.row_ptr[-1], first.wrong[0], by_atom.isfinite().all().int()]).double()
-        packed = torch.cat([by_atom, told])
+        state = torch.stack([first.row_ptr[-1], first.wrong[0], by_atom.isfinite().all().int()]).double()
+        packed = torch.cat([by_atom, state])
         if self.device.type == "cuda":
             host = self._staging(1, len(packed))
             host.copy_(packed, non_blocking=True)

@@ -1,6 +1,7 @@
-"""Atoms along a space-filling curve (Morton order): atoms that are near in space are near in memory.
+"""The fused step of network and terms on a GPU, and the spatial order of its atoms.
 
-The order is a function of the positions alone, so that results do not depend on earlier steps.
+Atoms are sorted along a space-filling curve (Morton order), so that neighbors are near in memory. The order depends on
+the positions only, so that results do not depend on earlier steps.
 
 Shapes: N atoms, B structures.
 """
@@ -48,11 +49,11 @@ __all__ = ["SORT_FROM", "FusedModel", "FusedStep", "SpatialOrder"]
 
 
 SORT_FROM = 16384
-"""Atoms from which the sort is worth its time, on one NVIDIA H200."""
+"""Number of atoms from which the sort saves time, on one NVIDIA H200."""
 
 
 class SpatialOrder:
-    """Static buffers of the sort.
+    """Sorts the atoms along the curve, in static buffers.
 
     Args:
         num_atoms, num_systems: N and B.
@@ -160,28 +161,28 @@ _ATOMS_PER_PART = 2048
 class FusedStep(Step):
     """Energy, forces and stress of N atoms in B structures, by a network and terms with kernels.
 
-    `launch()` allocates nothing (but what a sort inside a graph's own pool takes) and never waits.
+    `launch()` allocates nothing (except for a sort, in the pool of the graph) and never waits.
 
     Args:
         net: the network.
-        terms: what is added to it. Each gets the shortest list that reaches its cutoff: that of the network, or one of
-            those that `list_cutoffs` chooses. Those by autograd get a list of their cutoff, and come last.
+        terms: those that are added to it. Each gets the shortest list of `list_cutoffs` that reaches its cutoff. Terms
+            by autograd get a list of their cutoff, and come last.
         num_atoms, num_systems: N and B.
         cutoff: Å, of the network.
         dtype: of the positions, float32 or float64.
         stress: compute the stress.
         subtract: atoms without edges in neutral structures have no network energy (`isolated` is subtracted).
-        local: such atoms do not feel the others of their structure; else they have none where they are the only ones.
+        local: such atoms do not feel the others of their structure; otherwise only single atoms have no such energy.
         energy_shift: eV per structure.
-        heads: of other properties; the network is a FeatureNetwork where there are any.
-        capacity: C at first; `make_room()` finds what is needed.
+        heads: of other properties; they need a FeatureNetwork.
+        capacity: C at first; `make_room()` finds the needed one.
         method, thin: of the neighbor search.
         shapes, term_shapes, sort, parts: launch shapes of the network and the terms, spatial order, programs per
             structure in the sums; None chooses by N and B.
 
     Attributes:
-        z [N] int32, charge_input [N] float32, neutral [B] int32; isolated and reference [N] float64 eV, what is
-            subtracted from the network's energies and added to them: set by `set_composition`.
+        z [N] int32, charge_input [N] float32, neutral [B] int32; isolated and reference [N] float64 eV,
+            which are subtracted from the network's energies and added to them. `set_composition` sets all.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class FusedStep(Step):
 
     @property
     def path(self) -> dict[str, Any]:
-        """The choices that decide which kernels run; the arguments of another step that runs the same."""
+        """The choices that decide which kernels run, as arguments of another step with the same kernels."""
         return {
             "shapes": self._shapes,
             "term_shapes": self._term_shapes,
@@ -271,14 +272,14 @@ class FusedStep(Step):
 
     @contextmanager
     def without_buffers(self) -> Iterator[None]:
-        """The buffers of the network are freed meanwhile, so that something else can have the memory."""
+        """Within the block, the buffers of the network are freed for other uses."""
         self._buffers = None
         yield
         self._resize(self.search, self.capacity)
         self.version += 1
 
     def set_capacity(self, capacity: int) -> None:
-        """Other edge buffers for every search."""
+        """Replace the edge buffers of every search."""
         for search in self.searches.values():
             self._resize(search, capacity)
         self.version += 1
@@ -323,15 +324,16 @@ class FusedStep(Step):
     def set_composition(
         self, system: System, charge: Tensor, isolated: Tensor, reference: Tensor, of_members: Tensor | None = None
     ) -> None:  # fmt: skip
-        """What structures are made of.
+        """Set elements, charges and reference energies of the structures.
 
         Args:
             system: N atoms in B structures, its batch ascending; positions and cell do not matter.
             charge: [B] e.
-            isolated, reference: [N] float64 eV, see the class; of_members: [M, N] the latter of each, if several.
+            isolated, reference: [N] float64 eV, see the class; of_members: [M, N] references of each member, if
+                several.
 
         Raises:
-            ValueError: a term cannot do such a structure.
+            ValueError: a term cannot evaluate such a structure.
         """
         for term in self._terms:
             term.term.set_composition(term.buffers, system)
@@ -371,7 +373,7 @@ class FusedStep(Step):
             self._finish()
 
     def _rows(self) -> tuple[Atoms, dict[float, Edges]]:
-        """The atoms in the order of the rows, and the lists, which searches fill."""
+        """The atoms in the order of the rows, and the lists that searches fill."""
         pos, z = self._place()
         # structures stay in their sequence, so that what belongs to a structure is in order too
         order = None if self.order is None else self.order.order
@@ -430,7 +432,7 @@ class FusedStep(Step):
         return [*found, Part("sums", "kernels", self._finish)]
 
     def _run_network(self, atoms: Atoms, edges: Edges) -> None:
-        """All of it, at once."""
+        """Run the whole network."""
         given = self._buffers, self._shapes, atoms, edges
         if not isinstance(self.net, ChargeNetwork):
             self.net.run(*given, self.stress)
@@ -450,7 +452,7 @@ class FusedStep(Step):
         return energies and torch.allclose(before.forces, self.out.forces, rtol=0, atol=1e-5 * largest, equal_nan=True)
 
     def _place(self) -> tuple[Tensor, Tensor]:
-        """Positions and elements in the order in which the kernels see them."""
+        """Write positions and elements in the order of the kernels."""
         if self.order is None:
             return self.pos, self.z
         self.order(self._batch, self.cell, self.pbc)
@@ -506,11 +508,11 @@ class FusedStep(Step):
 
 
 class _Members:
-    """The sums of the terms that read the charges of M members, and mean and spread of these.
+    """Sums of the terms that read the charges of M members, and their mean and spread.
 
     Attributes:
         sums: as `TermSums`, [M·N]; None where no term reads charges.
-        reference: [M·N] float64 eV, what is added to the energies, less the mean.
+        reference: [M·N] float64 eV, added to the energies, minus the mean.
     """
 
     def __init__(
@@ -539,7 +541,7 @@ class _Members:
         self, found: tuple[Tensor, ...], unit: float, order: SpatialOrder | None, ptr: Tensor, stress: bool,
         launch: dict[str, Any],
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Launch what computes both; energy, forces, virial in eV and charges of the N atoms."""
+        """Launch the kernels of mean and spread; returns energy, forces, virial in eV and charges of the N atoms."""
         n, terms = self._num_atoms, (self.sums or found)[:3]
         options = {
             "M": self._number,
@@ -566,12 +568,12 @@ class _Members:
         return self._mean
 
     def spread(self) -> dict[str, Tensor]:
-        """As `Result.properties` has it."""
+        """The spread, as in `Result.properties`."""
         return {"energy_std": self._energy_std.clone(), "forces_std": self._forces_std.clone()}
 
 
 class _Term:
-    """A term with its buffers and the cutoff of its list, None where it needs none."""
+    """A term with its buffers and the cutoff of its list, None if it needs none."""
 
     def __init__(self, term: GpuTerm, list_cutoff: float | None, num_atoms: int):
         self.term, self.list_cutoff = term, list_cutoff
@@ -585,7 +587,7 @@ def _list_of(term: GpuTerm, cutoffs: Sequence[float]) -> float | None:
 
 
 def _aligned(size: int) -> int:
-    """The next multiple of 16: what Triton specialises on must not change with the sizes."""
+    """The next multiple of 16, since Triton specialises kernels on that."""
     return -(-size // 16) * 16
 
 
@@ -594,10 +596,10 @@ def _aligned(size: int) -> int:
 
 
 class FusedModel:
-    """Weights and current constants of a potential.
+    """A potential prepared for fused kernels: makes steps, loads structures into them, and checks them.
 
     Args:
-        potential: one that `select.unsupported_reason` finds nothing against; on a CUDA device (or under Triton's
+        potential: one for which `select.unsupported_reason` is ""; on a CUDA device (or under Triton's
             interpreter).
         precision: "native" or "tf32".
     """
@@ -623,7 +625,7 @@ class FusedModel:
         self._checked: set[tuple[Any, ...]] = set()
 
     def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
-        """A step that holds a system and has room for its edges; see `StepModel`."""
+        """A step that holds a system and its edges; see `StepModel`."""
         step = self.step(system.num_atoms, system.num_systems, system.dtype, stress)
         graphed, inputs = self._loaded(step, system)
         path = (system.dtype, stress, *step.path.values())
@@ -652,7 +654,7 @@ class FusedModel:
         step.set_composition(system, charge, self.isolated[system.z], constant, each)
 
     def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
-        """A step for N atoms in B structures; options as those of `FusedStep`."""
+        """A step for N atoms in B structures; options as for `FusedStep`."""
         return FusedStep(
             self.net, num_atoms, num_systems, self.potential.cutoff, dtype, stress, terms=self.terms,
             subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift,
@@ -660,7 +662,7 @@ class FusedModel:
         )  # fmt: skip
 
     def _check(self, step: FusedStep, system: System) -> None:
-        """Run the kernels that a step runs, on its own structure or on a cluster of it, and compare.
+        """Run the kernels of a step on its structure or on a cluster of it, and compare.
 
         Raises:
             RuntimeError: energies, forces or stress differ from the reference.
@@ -691,7 +693,7 @@ class FusedModel:
 
 
 def _compile(step: FusedStep) -> None:
-    """Compile all kernels of a step side by side; those that are left out are compiled when they are launched."""
+    """Compile all kernels of a step in parallel; others are compiled when they are launched."""
 
     def launch() -> None:
         with step._on_device():

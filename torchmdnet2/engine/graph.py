@@ -1,4 +1,4 @@
-"""Finds operations that synchronise the host with the GPU, which a captured graph cannot do."""
+"""CUDA graphs: capture, replay, and search for operations that synchronise with the host, which no graph can hold."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ _ONE = threading.Lock()
 
 
 class ReplayDiffers(NotCapturable):
-    """A replayed graph gives other numbers than the launches that it was made of."""
+    """A replayed graph gives other numbers than the launches that it captured."""
 
 
 @contextmanager
 def exclusive_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """What is launched in the block, on this stream, becomes the graph.
+    """Capture the launches of the block on this stream.
 
-    Other threads may go on launching and waiting for their streams. But `torch.cuda.graph` begins by waiting for the
-    whole device, which fails while another thread records, and breaks that recording too: so they take turns.
+    Other threads may launch and wait for their streams meanwhile. But `torch.cuda.graph` first waits for the whole
+    device, which fails while another thread captures, and breaks that capture too: so they take turns.
 
     Args:
         graph: a new one.
@@ -105,10 +105,10 @@ def exclusive_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, po
 
 
 class GraphMemory:
-    """Memory that several graphs use, of which one at a time is replayed; nothing in it is read after a replay.
+    """Memory that several graphs share. Only one is replayed at a time, and nothing in it is read after a replay.
 
-    The allocator gives a block of a pool to the stream alone that it was made on: all are captured on one stream.
-    A block is taken for a smaller one, but not for a larger one: capture the largest graph first.
+    The allocator gives a block of a pool only to its stream, so all graphs are captured on one stream. A block can be
+    used for a smaller one, but not for a larger one: capture the largest graph first.
     """
 
     def __init__(self, device: torch.device):
@@ -116,10 +116,10 @@ class GraphMemory:
 
 
 class CudaGraph:
-    """Launches that the device repeats by itself.
+    """Launches that the device repeats without the host.
 
     Attributes:
-        nbytes: of its memory, where `measure` was asked for, else 0.
+        nbytes: of its memory if `measure` was set, else 0.
     """
 
     def __init__(self, graph: torch.cuda.CUDAGraph, nbytes: int):
@@ -138,19 +138,19 @@ class CudaGraph:
         memory: GraphMemory | None = None,
         measure: bool = False,
     ) -> CudaGraph:
-        """Capture what a function launches.
+        """Capture the launches of a function.
 
         Args:
             launch: enqueues the work on the current stream, and waits for nothing.
             device: a CUDA device.
-            results: what the work writes. The graph is replayed once, and must give there what the launches gave.
-            agree: says so for copies of what the launches gave; None: they are the same, bit by bit.
-            changes_inputs: the work also reads what it writes: `results` are put back as they were, before that replay
-                and after it.
-            warm_up: done before the capture instead of the launches: kernels are compiled and loaded, and memory
-                that is made only once is made, which must not happen inside.
-            memory: shared with other graphs; None: its own.
-            measure: find out how much memory the graph takes; waits for the device.
+            results: tensors that the work writes. The graph is replayed once, and must give the results of the
+                launches.
+            agree: compares them with copies of the results of the launches; None: bit by bit.
+            changes_inputs: the work also reads `results`, which are restored before and after that replay.
+            warm_up: called before the capture instead of the launches, to compile and load kernels and to allocate
+                lasting memory, which must not happen inside.
+            memory: shared with other graphs; None: not shared.
+            measure: find the memory of the graph; waits for the device.
 
         Raises:
             NotCapturable: the capture failed.
@@ -178,16 +178,16 @@ class CudaGraph:
                 _put_back(results, before)
                 graph.replay()
                 if not (agree(launched) if agree else all(map(same_bytes, results, launched))):
-                    raise ReplayDiffers("a replayed CUDA graph gives other numbers than the launches it was made of")
+                    raise ReplayDiffers("a replayed CUDA graph gives other numbers than its launches")
                 _put_back(results, before)
         return cls(graph, nbytes)
 
     def replay(self) -> None:
-        """Do it all again, on the current stream, without waiting."""
+        """Repeat the launches on the current stream, without waiting."""
         self._graph.replay()
 
     def reset(self) -> None:
-        """Give the memory back now."""
+        """Free the memory now."""
         self._graph.reset()
 
 
@@ -203,5 +203,5 @@ def _put_back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same, bit by bit; NaN equals itself, and 0 differs from −0."""
+    """Whether two tensors are equal bit by bit; NaN equals itself, and 0 differs from −0."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

@@ -1,6 +1,6 @@
 """Heads of other properties than the energy, evaluated by PyTorch on features that kernels have computed.
 
-They have no part in energies and forces, so they are no part of the step: they run when results are asked for.
+Energies and forces do not depend on them, so they are not part of the step: they run when results are wanted.
 
 Shapes: N atoms, F features.
 """
@@ -20,10 +20,10 @@ __all__ = ["PropertyHeads"]
 
 
 class PropertyHeads:
-    """All heads of a potential but that of the energy.
+    """The heads of a potential except that of the energy.
 
     Args:
-        potential: whose weights are read when results are asked for.
+        potential: its weights are read when results are wanted.
     """
 
     def __init__(self, potential: Potential):
@@ -35,7 +35,7 @@ class PropertyHeads:
 
     @property
     def read_features(self) -> bool:
-        """Whether there are heads that must be evaluated on features."""
+        """Whether some heads read features."""
         return bool(self._heads)
 
     def __call__(self, charges: Tensor | None, features: Tensor | None, system: System | None) -> dict[str, Tensor]:
@@ -43,8 +43,8 @@ class PropertyHeads:
 
         Args:
             charges: [N] those of the head of charges; None without.
-            features: [N, F] scalar features of the atoms; None where no head reads them.
-            system: N atoms; likewise.
+            features: [N, F] scalar features of the atoms; None if no head reads them.
+            system: N atoms; None if no head reads it.
         """
         found = {} if charges is None else {"charges": charges}
         if not self._heads:

@@ -63,26 +63,26 @@ def register_prior_path(prior: type[nn.Module], path: PriorPath) -> None:
 
 
 def fast_path(representation: nn.Module) -> FastPath | None:
-    """The fast path for a representation, None where there is none."""
+    """The fast path for a representation, None if there is none."""
     return _PATHS.get(type(representation))
 
 
 def prior_path(prior: nn.Module) -> PriorPath | None:
-    """The fast path for a prior, None where there is none."""
+    """The fast path for a prior, None if there is none."""
     return _PRIOR_PATHS.get(type(prior))
 
 
 # --- Which potentials the fast paths cover, on the GPU and on the CPU ---
 
 _LONGER = 3.0
-"""How many times more edges a term may have to look at, so that there is one search less."""
+"""Factor by which a term may have more edges to test, in exchange for one search less."""
 
 
 def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
-    """ "" when fused kernels can evaluate this potential on its device, else the reason.
+    """ "" if fused kernels can evaluate this potential on its device, else the reason.
 
     Args:
-        potential: as it is now.
+        potential: with its present heads and priors.
         compiled: by kernels of the CPU, not of the GPU.
     """
     device, head, representation = potential.device, potential.head, potential.representation
@@ -126,7 +126,7 @@ def _prior_reason(prior: Prior, device: torch.device) -> str:
 
 
 def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> PriorPath | None:
-    """The fast path of a prior; None where it has none, or none for its options.
+    """The fast path of a prior; None if it has none, or none for its options.
 
     Args:
         compiled: by kernels of the CPU, not of the GPU.
@@ -138,13 +138,13 @@ def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> Pr
 
 
 def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
-    """How the priors that depend on positions are evaluated beside a network on kernels, in words."""
+    """How priors that depend on positions are evaluated with a network on kernels, in words."""
     listed = [prior for prior in potential.priors if not prior.constant]
     paths = [kernels_of(prior, potential.device, compiled) for prior in listed]
     kernels = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is not None]
     others = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is None]
     lines = [f"  priors on kernels: {', '.join(kernels)}"] if kernels else []
-    return lines + ([f"  priors by autograd of themselves alone: {', '.join(others)}"] if others else [])
+    return lines + ([f"  priors by autograd: {', '.join(others)}"] if others else [])
 
 
 def describe_cells(potential: Potential) -> str:
@@ -159,7 +159,7 @@ def describe_cells(potential: Potential) -> str:
 
 
 def constant_energies(potential: Potential, system: System) -> Tensor:
-    """Energies of the priors that depend on the elements alone, [N] eV float64; the mean over the members."""
+    """Energies of the priors that depend on the elements only, [N] eV float64; the mean over the members."""
     if potential.others:
         return torch.stack([constant_energies(member, system) for member in potential.members]).mean(0)
     total = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
@@ -172,12 +172,12 @@ def constant_energies(potential: Potential, system: System) -> Tensor:
 def list_cutoffs(network: float, terms: Sequence[float], exact: Sequence[float] = ()) -> list[float]:
     """Å of the lists that a network and terms share, that of the network first.
 
-    A term takes a list that reaches further than its cutoff, unless that is so long that a separate list costs less.
+    A term uses a list that reaches further than its cutoff, unless a separate list costs less.
 
     Args:
         network: cutoff of the network.
         terms: those of terms.
-        exact: those of terms that need a list which ends there.
+        exact: cutoffs of terms that need a list of exactly this cutoff.
     """
     chosen: list[float] = []
     for cutoff in sorted({c for c in terms if network < c < math.inf}, reverse=True):

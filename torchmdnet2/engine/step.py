@@ -1,4 +1,4 @@
-"""Results of a step on static memory.
+"""Steps over static buffers, which a CUDA graph can hold: results, capacities, replay, bound steps.
 
 Shapes: N atoms, B structures.
 """
@@ -34,13 +34,13 @@ __all__ = [
 
 @dataclass(eq=False)
 class Outputs:
-    """Results as views of one piece of memory, so that one copy saves them all.
+    """Results as views of one block of memory, so that one copy is enough.
 
     Attributes:
         packed: [bytes] uint8.
         status: [2] int64: flags of the steps since `clear`, and the largest number of edges that one of them needed.
         energy [B] float64 and stress [B, 3, 3] float64, atom_energies [N] float64, forces [N, 3] as the positions,
-            charges [N] float64; stress and charges None where there are none.
+            charges [N] float64; stress and charges None if there are none.
     """
 
     packed: Tensor
@@ -81,7 +81,7 @@ class _Layout(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each field, multiples of 16: what Triton specialises on must not change with N."""
+        """Bytes of each field, multiples of 16, since Triton specialises kernels on that."""
         n, b = self.num_atoms, self.num_systems
         raw = [16, 8 * b, 72 * b * self.stress, 8 * n, 3 * n * self.dtype.itemsize, 8 * n * self.charges]
         return [-(-size // 16) * 16 for size in raw]
@@ -108,13 +108,13 @@ class _Layout(NamedTuple):
 
 _MOST_EDGES = 2**31 - 1
 FEWEST_EDGES = 16
-"""Room of a search that has not been asked what it needs."""
+"""Capacity of a search before its needs are known."""
 
 
 def next_capacity(edges: int) -> int:
-    """Room for this many edges: one of a series of multiples of 16, each about 1.19 times the one before.
+    """Capacity for this many edges: one of a series of multiples of 16 that grows by a factor of about 1.19.
 
-    Small structures get more room above what they need, since the number of their edges changes more.
+    Small structures get a larger reserve, since the number of their edges changes more.
     """
     wanted, capacity = edges + edges // 32 + 64, 128
     while capacity < wanted:
@@ -126,8 +126,8 @@ class Step(ABC):
     """Energy, forces and stress of N atoms in B structures, as launches on the current stream.
 
     Write to `pos` and `cell`, `launch()`, read `out`. `launch()` never waits for the device, so that a CUDA graph can
-    hold it. Flags gather in `out.status` until `clear()`; while one of the neighbor search's bits is set, all results
-    are NaN.
+    hold it. Flags are collected in `out.status` until `clear()`; while one of the neighbor search's bits is set, all
+    results are NaN.
 
     Args:
         num_atoms, num_systems: N and B.
@@ -140,7 +140,7 @@ class Step(ABC):
         pos [N, 3], cell [B, 3, 3], pbc [B, 3]: inputs.
         out: results.
         searches: a neighbor search for each distinct cutoff, that of the network first.
-        version: a graph that was captured before it last changed must not be replayed any more.
+        version: a graph that was captured before its last change must not be replayed.
         order: spatial order of the atoms, None where their order is unchanged.
         measures_graph: count the memory of a graph in `nbytes`.
     """
@@ -169,22 +169,22 @@ class Step(ABC):
 
     @abstractmethod
     def parts(self) -> list[Part]:
-        """What `launch` does in parts, each of which can be repeated by itself; results mean nothing then."""
+        """The parts of `launch`, each of which can be repeated separately; results then mean nothing."""
 
     def results(self) -> Result:
-        """A copy of the results, but for the properties."""
+        """A copy of the results, without properties."""
         return self.out.on(self.out.packed.clone()).result()
 
     @abstractmethod
     def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
-        """Properties by name, in fresh memory: what heads give for the last step's features.
+        """Properties by name, in fresh memory: results of the heads for the features of the last step.
 
         Args:
-            charges: [N] e, a copy of those of `out`, which is taken where a head gives them.
+            charges: [N] e, a copy of those of `out`, for a head of charges.
         """
 
     def replay_agrees(self, launched: Tensor) -> bool:
-        """Whether the results in place, of a graph, are those of the launches that it was made of: to the last bit.
+        """Whether the present results, of a graph, are those of its launches, to the last bit.
 
         Args:
             launched: a copy of `out.packed`.
@@ -192,7 +192,7 @@ class Step(ABC):
         return torch.equal(launched, self.out.packed)
 
     def clear(self) -> None:
-        """Forget the flags, and the numbers of edges."""
+        """Clear the flags and the numbers of edges."""
         self.out.status.zero_()
         for most in self._most[1:]:
             most.zero_()
@@ -201,12 +201,12 @@ class Step(ABC):
 
     @property
     def search(self) -> TritonNeighborSearch:
-        """That of the network."""
+        """The neighbor search of the network."""
         return next(iter(self.searches.values()))
 
     @property
     def capacity(self) -> int:
-        """C, room for directed edges of the network."""
+        """C, number of directed edges of the network that fit."""
         return self.search.capacity
 
     @property
@@ -215,10 +215,10 @@ class Step(ABC):
         """Bytes of the large buffers."""
 
     def make_room(self) -> int:
-        """Set the capacities to what the positions in place need. Waits for the device.
+        """Set the capacities that the present positions need. Waits for the device.
 
         Returns:
-            The flags of the searches: not 0 where no capacity is enough.
+            The flags of the searches: not 0 if no capacity is enough.
         """
         flags = 0
         with self._on_device():
@@ -235,7 +235,7 @@ class Step(ABC):
         return flags
 
     def grow(self) -> None:
-        """Room for the most edges that were found since `clear`.
+        """Raise the capacities to the largest numbers of edges since `clear`.
 
         Raises:
             NeighborOverflow: more than 2^31 − 1 edges.
@@ -252,7 +252,7 @@ class Step(ABC):
         self.version += 1
 
     def search_thin_cells(self) -> bool:
-        """Take the searches that know cells thinner than the cutoff. Returns whether there were others before."""
+        """Use searches that support cells thinner than the cutoff. Returns whether this is a change."""
         if all(search.method != "cells" for search in self.searches.values()):
             return False
         self._make_searches({cutoff: search.capacity for cutoff, search in self.searches.items()}, "pairs", True)
@@ -260,7 +260,7 @@ class Step(ABC):
         return True
 
     def _make_searches(self, capacities: dict[float, int], method: str, thin: bool) -> None:
-        """Searches by cutoff, whose flags lie in the results, so that one copy brings all."""
+        """Searches by cutoff, whose flags lie in the results, so that one copy is enough."""
         self.searches = {c: self._new_search(c, capacity, method, thin) for c, capacity in capacities.items()}
         for search in self.searches.values():
             search.flag = self.out.status.view(torch.int32)[:1]
@@ -274,14 +274,14 @@ class Step(ABC):
 
     @abstractmethod
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
-        """A search that knows the batch."""
+        """A search for the batch."""
 
     def _resize(self, search: TritonNeighborSearch, capacity: int) -> None:
-        """Other edge buffers."""
+        """Replace the edge buffers."""
         search.set_capacity(capacity)
 
     def _searched_positions(self) -> Tensor:
-        """Positions in the order in which the searches see them."""
+        """Positions in the order of the searches."""
         return self.pos
 
     def _on_device(self) -> contextlib.AbstractContextManager:
@@ -298,7 +298,7 @@ class GraphedStep:
         step: its capacities and capture are managed here.
 
     Attributes:
-        captures: how often a graph was captured.
+        captures: number of captures.
     """
 
     def __init__(self, step: Step):
@@ -317,7 +317,7 @@ class GraphedStep:
         return self._graph is not None and self._version == self.step.version
 
     def make_room(self) -> None:
-        """Set the capacities to what the positions in place need. Waits for the device.
+        """Set the capacities that the present positions need. Waits for the device.
 
         Raises:
             ValueError: a position or cell is not finite, or a cell is too thin to be searched.
@@ -372,7 +372,7 @@ class GraphedStep:
         return flag & 0xFFFFFFFF, needed
 
     def recover(self, flag: int) -> bool:
-        """After flags: True when the same positions can be computed again now, False when they are at fault."""
+        """After flags: True if the positions can be computed again now, False if the positions are at fault."""
         step = self.step
         # after an overflow positions may have become NaN by integration: the overflow came first
         good = False
@@ -386,7 +386,7 @@ class GraphedStep:
 
 
 def raise_input_flags(flag: int) -> None:
-    """Raise ValueError for flags that no capacity can mend."""
+    """Raise ValueError for flags that a larger capacity cannot clear."""
     if flag & COINCIDENT:
         raise ValueError("two atoms are at the same place, where energy and forces mean nothing")
     if flag & NOT_FINITE:
@@ -411,17 +411,17 @@ def require_sorted(system: System) -> None:
 
 
 class StepModel(Protocol):
-    """A potential prepared for steps: its weights and constants as they were."""
+    """A potential prepared for steps, with its weights and constants at that time."""
 
     potential: Potential
 
     def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
-        """A step that holds a system and has room for its edges; checked on the first use of its kernels.
+        """A step that holds a system and its edges; checked on the first use of its kernels.
 
         Raises:
             UnsortedBatch: the batch does not ascend.
             ValueError, UnknownElement: as the Potential.
-            RuntimeError: the results are not those of the potential.
+            RuntimeError: the results differ from those of the potential.
         """
         ...
 
@@ -431,10 +431,10 @@ class StepModel(Protocol):
 
 
 class StaticInputs:
-    """Copies systems into a step, and what it need not copy or check again.
+    """Copies systems into a step, and remembers what need not be copied or checked again.
 
-    The tensors of the last system are kept: as long as the same objects come in the same version, nothing was
-    changed. In-place changes behind PyTorch's back (`.data`, NumPy views) are not seen.
+    The tensors of the last system are kept: the same objects in the same version are
+    not copied again. In-place changes that PyTorch does not count (`.data`, NumPy views) are not noticed.
     """
 
     def __init__(self, model: StepModel, step: Step):
@@ -443,7 +443,7 @@ class StaticInputs:
         self._held: list[Tensor] | None = None
 
     def load(self, system: System) -> None:
-        """Copy what is new; nothing here waits for the device while the composition stays.
+        """Copy changed inputs. It does not wait for the device unless the composition changes.
 
         Raises:
             UnsortedBatch: the batch is not ascending.
@@ -490,15 +490,15 @@ class StaticInputs:
 # --- One structure held on the device for loops that never leave it, on static buffers ---
 
 _NEAR = 0.1
-"""Å, the cutoff of the list in which atoms at the same place are looked up."""
+"""Å, cutoff of the list that finds atoms at the same place."""
 
 
 class FusedBoundStep(BoundStep):
-    """On a step over static buffers.
+    """A bound step over static buffers.
 
     Args:
-        graphed: a step whose inputs are loaded and that is used by nobody else.
-        potential, system: to name what is at fault.
+        graphed: a step with loaded inputs that nothing else uses.
+        potential, system: for error messages.
     """
 
     def __init__(self, graphed: GraphedStep, potential: Potential, system: System):
@@ -512,7 +512,7 @@ class FusedBoundStep(BoundStep):
 
     @property
     def capacity(self) -> int:
-        """Room for directed edges."""
+        """Number of directed edges that fit."""
         return self._graphed.step.capacity
 
     def replay(self) -> None:

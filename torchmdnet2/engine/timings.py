@@ -1,6 +1,6 @@
-"""How long the parts of a step take: searches, network, priors, sums.
+"""Times of the parts of a step: searches, network, priors, sums.
 
-On a GPU each part is replayed by itself, many times in one CUDA graph, so that launches do not count. On a CPU it is
+On a GPU each part is replayed separately, many times in one CUDA graph, so that launches do not count. On a CPU it is
 timed by the clock.
 
 Shapes: N atoms, B structures.
@@ -30,7 +30,7 @@ _ENOUGH = 0.2  # s, for which a part is repeated on a CPU
 
 
 class Part(NamedTuple):
-    """A part of a step: its name, by what it is computed, and what runs it."""
+    """A part of a step: its name, its path, and the function that runs it."""
 
     name: str
     path: str
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What a part takes, in s."""
+    """The time of a part, in s."""
 
     name: str
     path: str
@@ -46,7 +46,7 @@ class Timing(NamedTuple):
 
 
 def measure(parts: Sequence[Part], device: torch.device, replayed: bool = True) -> list[Timing]:
-    """The time of each part by itself, median of some runs; they run in this order at first.
+    """The time of each part alone, median of some runs; first they run once in this order.
 
     Args:
         parts: of a step, in order.
@@ -60,7 +60,7 @@ def measure(parts: Sequence[Part], device: torch.device, replayed: bool = True) 
 
 
 def _replays(run: Callable[[], Any], device: torch.device) -> float:
-    """s on a GPU, without what launches take."""
+    """Time on a GPU in s, without launches."""
 
     def repeat() -> None:
         for _ in range(_REPEATS):
@@ -84,7 +84,7 @@ def _replays(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def _clock(run: Callable[[], Any], device: torch.device) -> float:
-    """s by the clock."""
+    """Time by the clock in s."""
     found: list[float] = []
     while not found or (sum(found) < _ENOUGH and len(found) < _REPEATS):
         _wait(device)
@@ -105,7 +105,7 @@ def _median(times: Sequence[float]) -> float:
 
 
 class Stopwatch:
-    """Times what is called inside of a step on a CPU; a part that runs within another one does not count there twice.
+    """Times the parts within a step on a CPU; a part within another one is not counted twice.
 
     Attributes:
         found: s by name and path, of each round.
@@ -117,7 +117,7 @@ class Stopwatch:
 
     @contextmanager
     def time(self, name: str, path: str) -> Iterator[None]:
-        """Count the block as this part."""
+        """Count the time of the block for this part."""
         self._inside.append(0.0)
         start = time.perf_counter()
         try:
@@ -141,7 +141,7 @@ class Stopwatch:
         setattr(owner, method, timed)
 
     def measure(self, step: Callable[[], Any]) -> list[Timing]:
-        """Medians over some runs of a step, the last of them being the whole step."""
+        """Medians over some runs of a step; the last one is that of the whole step."""
         step()
         whole: list[float] = []
         while not whole or (sum(whole) < _ENOUGH and len(whole) < _REPEATS):
@@ -157,7 +157,7 @@ class Stopwatch:
 
 
 def describe_timings(timings: Sequence[Timing], system: System) -> list[str]:
-    """Lines of a report, the last timing being that of the whole step."""
+    """Lines of a report; the last timing is that of the whole step."""
     structures = "1 structure" if system.num_systems == 1 else f"{system.num_systems} structures"
     whole, wide = timings[-1].seconds, max(len(t.name) for t in timings)
     path = max(len(t.path) for t in timings)

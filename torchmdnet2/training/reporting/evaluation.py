@@ -1,4 +1,4 @@
-"""Errors of a potential on labelled frames, with the predictions kept for plots."""
+"""Errors of a potential on labelled frames; predictions are kept for plots."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = [
 
 @dataclass
 class Evaluation:
-    """What `evaluate` found.
+    """The result of `evaluate`.
 
     Attributes:
         errors: MAE, RMSE, count and unit by property, and of forces by element (`ErrorSums.summary`).
         pairs: property -> (label, prediction) arrays of the labels that are present: "energy_per_atom" [n] in eV/atom,
-            less the reference energies, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³, and all
+            minus the reference energies, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³, and all
             others by name.
         by_frame: rms error of each frame, [frames], NaN where it has no label: "energy_per_atom", "forces", … as in
             `pairs`; and "frame", its index in the data set.
@@ -65,14 +65,14 @@ def evaluate(
     Args:
         potential: in evaluation mode; its precision is that of the predictions.
         frames: labelled frames; their neighbor lists must have the potential's cutoff.
-        properties: what is predicted besides the energy.
+        properties: properties to predict besides the energy.
         batch_size: frames at a time; changes the result by rounding only.
         num_workers: data-loading processes.
         keep_pairs: keep labels and predictions too.
         units: the section `data.units` as plain data, for the units of further labels.
         each: called with every batch and the predictions for it.
-        batches: which frames at a time, instead of `batch_size`.
-        check: refuse frames with elements or charges that the potential does not know; a training evaluates all frames.
+        batches: the frames of each batch, instead of `batch_size`.
+        check: refuse frames with elements or charges unknown to the potential; a training evaluates all frames.
 
     Raises:
         UnknownElement, UntrainedCharge, ValueError: the potential refuses a frame; the message names it.
@@ -118,7 +118,7 @@ def evaluate(
 def _predictions(
     potential: Potential, batches: Iterable[Batch], frames: Frames, properties: Properties, check: bool
 ) -> Iterator[tuple[Batch, Result]]:
-    """What is predicted for each batch, or for its halves where the memory of a GPU is not enough."""
+    """Predictions for each batch, or for its halves if the memory of a GPU is too small."""
     for batch in batches:
         batch = batch.to(potential.device)
         if check:
@@ -140,14 +140,14 @@ def _predictions(
 
 
 def predict_with_dipole(potential: Potential, batch: Batch, properties: Properties) -> Result:
-    """As `predict`, with the dipole moment of predicted charges, which no training knows."""
+    """As `predict`, with the dipole moment of predicted charges, which trainings do not use."""
     result = predict(potential, batch, properties)
     result.properties = with_dipole(result.properties, result.charges, batch.sample.system)
     return result
 
 
 def check_batch(potential: Potential, batch: Batch, frames: Frames) -> None:
-    """Raise what the potential refuses, with the name of the frame."""
+    """Raise an error that names the frame that the potential refuses."""
     try:
         _check_systems(potential, batch)
     except ValueError:
@@ -205,15 +205,16 @@ if TYPE_CHECKING:
 
 
 def predicted_frames(batch: Batch, result: Result, outputs: Mapping[str, Output], names: list[str]) -> list[Atoms]:
-    """Each structure of a batch, predictions in its calculator, labels in `info` and `arrays` as "reference_…".
+    """The structures of a batch, with predictions in their calculators and labels in `info` and `arrays` as
+    "reference_…".
 
-    Of an ensemble the spread too: `energy_std` (eV) and `forces_std` [N, 3] (eV/Å).
+    For an ensemble also the spread: `energy_std` (eV) and `forces_std` [N, 3] (eV/Å).
 
     Args:
-        batch: B structures with the labels that there are.
+        batch: B structures with their labels.
         result: the predictions for them.
-        outputs: of the potential.
-        names: [B] kept in `info` as "frame".
+        outputs: those of the potential.
+        names: [B] stored in `info` as "frame".
     """
     from ase.calculators.singlepoint import SinglePointCalculator
 
@@ -273,7 +274,7 @@ _BINS = 5
 
 
 class Spread:
-    """Errors of the mean and standard deviations of the members, collected over batches."""
+    """Collects errors of the mean and standard deviations of the members, to see whether the spread shows the error."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -291,8 +292,8 @@ class Spread:
         return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
 
     def summary(self) -> dict[str, Any]:
-        """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and what the one says about the
-        other: "ratio", rmse over rms_spread, 1 where the spread is as large as the error; "correlation" of the ranks
+        """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and their relation: "ratio",
+        rmse over rms_spread, 1 where the spread is as large as the error; "correlation" of the ranks
         (Spearman's, of the lengths of vectors and tensors); "bins", the frames or atoms in five parts of equal number
         from the smallest spread to the largest, with "rms_spread" and "rmse" of each."""
         pairs = self.pairs()
@@ -321,7 +322,7 @@ def _rms(error: Tensor, deviation: Tensor) -> dict[str, float]:
 
 
 def _ratio(error: Tensor, deviation: Tensor) -> float | None:
-    """None for members that agree, as copies do."""
+    """RMSE over spread; None for members that agree, as copies do."""
     found = _rms(error, deviation)
     return found["rmse"] / found["rms_spread"] if found["rms_spread"] else None
 
@@ -332,7 +333,7 @@ def _bins(error: Tensor, deviation: Tensor) -> list[dict[str, float]]:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's: the correlation of the ranks, −1 … 1; 0 for fewer than three values, or equal ones."""
+    """Spearman's correlation of the ranks, −1 … 1; 0 for fewer than three values, or equal ones."""
     if len(a) < 3 or any(bool((values == values[0]).all()) for values in (a, b)):
         return 0.0
     ranks = [values.argsort().argsort().double() for values in (a, b)]
@@ -346,11 +347,11 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
 
 @dataclass
 class EnsembleEvaluation:
-    """What `evaluate_ensemble` found.
+    """The result of `evaluate_ensemble`.
 
     Attributes:
         errors: of the mean of the members, as `ErrorSums.summary`.
-        members: of each member, in the order of the ensemble.
+        members: errors of each member, in the order of the ensemble.
         spread: errors of the mean and standard deviations of the members, of the energy per atom and of every other
             label that all members predict.
     """
@@ -375,7 +376,7 @@ def evaluate_ensemble(
     Args:
         ensemble: its members' precision is that of the predictions.
         frames: labelled frames; their neighbor lists must have the ensemble's cutoff.
-        properties, batch_size, units, each, batches, check: as of `evaluation.evaluate`; `each` is given the mean.
+        properties, batch_size, units, each, batches, check: as for `evaluate`; `each` gets the mean.
 
     Raises:
         UnknownElement, UntrainedCharge, ValueError: a member refuses a frame; the message names it.
@@ -412,7 +413,7 @@ def evaluate_ensemble(
 
 
 def _deviation(result: EnsembleResult, label: str) -> Tensor | None:
-    """The standard deviation of what the members predict for a label; None where one of them does not predict it."""
+    """The standard deviation of the members' predictions for a label; None if one of them does not predict it."""
     if hasattr(result, f"{label}_std"):
         return getattr(result, f"{label}_std")
     return result.properties_std.get(property_of(label))

@@ -38,7 +38,7 @@ class TrainingLog:
         self._errors = ""
 
     def say(self, text: str) -> None:
-        """One line, or several."""
+        """Print and log one line or several."""
         (self._bar.console if self._bar else self.console).print(text, markup=False)
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ class TrainingLog:
             )
 
     def epoch(self, row: dict[str, Any], max_epochs: int) -> None:
-        """One line per epoch."""
+        """Print and log the line of an epoch."""
         self._errors = "".join(f"  {text}" for text in _error_texts(row, _prefix(row)))
         self.say(epoch_line(row, max_epochs))
 
@@ -122,7 +122,7 @@ def _error_texts(row: dict[str, Any], prefix: str) -> list[str]:
 
 
 def write_metrics(folder: Path, history: Iterable[dict[str, Any]]) -> None:
-    """metrics.csv and metrics.jsonl: one row per epoch, energies in eV, lengths in Å; written whole, atomically."""
+    """Write metrics.csv and metrics.jsonl atomically: one row per epoch, energies in eV, lengths in Å."""
     rows = list(history)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
@@ -150,15 +150,15 @@ class Tracker(Protocol):
 
 
 def open_trackers(config: Config, folder: Path | None, history: Sequence[Mapping[str, Any]] = ()) -> list[Tracker]:
-    """What `output.tensorboard` and `output.wandb` ask for.
+    """The trackers that `output.tensorboard` and `output.wandb` ask for.
 
-    A run that was killed repeats the epochs since its state was saved, and what a tracker had not yet written is gone:
-    curves have each epoch once all the same.
+    A run that was killed repeats the epochs since its state was saved, and a tracker may have lost epochs; its curves
+    still have each epoch once.
 
     Args:
         config: of the run.
-        folder: of the run; None: only look whether the packages are there.
-        history: the epochs that are done.
+        folder: of the run; None: only check that the packages are installed.
+        history: metrics of the completed epochs.
 
     Raises:
         MissingBackend: a package is not installed; says which.
@@ -172,7 +172,7 @@ def open_trackers(config: Config, folder: Path | None, history: Sequence[Mapping
 
 
 class TensorBoard:
-    """Scalars by epoch in the folder `tensorboard` of the run; what was written of epochs to come is purged."""
+    """Writes scalars by epoch to the folder `tensorboard` of the run; entries of epochs to be repeated are purged."""
 
     def __init__(self, folder: Path | None, history: Sequence[Mapping[str, Any]] = ()):
         try:
@@ -197,7 +197,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases; a resumed training continues it, and fills in what a killed one had not sent.
+    """A run of Weights & Biases; a resumed training continues it, and sends epochs that a killed one had not sent.
 
     Offline, each start writes all epochs from the first on to a new folder.
     """

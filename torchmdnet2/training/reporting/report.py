@@ -1,4 +1,4 @@
-"""The model card: data, errors and settings of a model as Markdown, from the header of its file."""
+"""Model card and report: errors, plots and settings of a model, as Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
 
     Args:
         config: of the potential, as in the model file.
-        metadata: as `run_training` writes it; what is missing is left out, so cards of other models work too. "about",
-            if it is there, has further sections: heading -> text.
+        metadata: as `run_training` writes it; missing entries are left out, so cards of other models work too. "about"
+            has further sections: heading -> text.
         title: heading.
     """
     model = config.get("model", {})
@@ -95,12 +95,12 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
 
 
 def _card_elements(elements: Sequence[int], trained: Sequence[int] | None) -> dict[str, str]:
-    """Those of the training frames, and those that only the model knows that the training started from."""
+    """Elements of the training frames, and those that only the starting model knows."""
     kinds = {"Elements": elements}
     if trained is not None:
         kinds = {
             "Elements": [z for z in elements if z in trained],
-            "Elements of the starting model alone": [z for z in elements if z not in trained],
+            "Elements of the starting model only": [z for z in elements if z not in trained],
         }
     found = {name: ", ".join(SYMBOLS[int(z)] for z in kind) for name, kind in kinds.items() if kind}
     return {"Elements": "not stated", **found}
@@ -164,10 +164,10 @@ def _listed(values: Any, names: Mapping[Any, str] | None = None) -> str:
 
 @dataclass
 class Outlier:
-    """One frame with large errors.
+    """A frame with large errors.
 
     Attributes:
-        name: where it comes from.
+        name: its source.
         errors: property -> its rms error; NaN without label.
         atoms: the structure; predictions are in its calculator, labels in `info` and `arrays` as "reference_…".
     """
@@ -180,15 +180,14 @@ class Outlier:
 def find_outliers(
     potential: Potential, frames: Frames, evaluation: Evaluation, properties: Properties, number: int
 ) -> list[Outlier]:
-    """The frames with the largest errors, worst first: by their forces, without these by their energy, or whatever
-    else is labelled.
+    """The frames with the largest errors, worst first: errors of forces, else of the energy, else of another label.
 
     Args:
-        potential: that was evaluated.
-        frames: that it was evaluated on.
+        potential: the evaluated one.
+        frames: the frames of the evaluation.
         evaluation: with errors by frame.
         properties: what to predict.
-        number: at most so many.
+        number: largest number of frames.
     """
     table = evaluation.by_frame
     names = [name for name in table if name != "frame"]
@@ -228,12 +227,12 @@ _FILES = {"energy_per_atom": "energy_parity", "forces": "force_parity"}  # other
 
 
 def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subset: str) -> dict[str, bytes]:
-    """Learning curve, parity plots, force errors by element, as far as there are labels for them.
+    """Learning curve, parity plots, force errors by element, for the labels that there are.
 
     Args:
         history: one row of metrics per epoch.
         evaluation: of the final weights.
-        subset: what `evaluation` was made on, for the titles: "test".
+        subset: the subset of `evaluation`, for the titles: "test".
 
     Returns:
         File name without ".png" -> PNG.
@@ -256,7 +255,7 @@ def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subse
 
 
 def digits(value: float, count: int = 4) -> str:
-    """A number by so many digits that count, and all before the point."""
+    """A number with this many significant digits, and all before the point."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:.{max(0, count - 1 - math.floor(math.log10(abs(value))))}f}"
@@ -369,7 +368,7 @@ def _elements(errors: Mapping[str, Any], subset: str, axes: Axes) -> None:
 
 
 def _structure(atoms: Atoms, axes: Axes) -> None:
-    """Balls and sticks, the nearest last; the cell of a periodic structure that fills it."""
+    """Draw balls and sticks, the nearest last, and the cell of a structure that fills it."""
     from ase.data import covalent_radii
     from ase.data.colors import jmol_colors
     from matplotlib.patches import Circle
@@ -400,7 +399,7 @@ def _structure(atoms: Atoms, axes: Axes) -> None:
 
 @dataclass
 class Report:
-    """What a report is made from.
+    """The results of a training that a report shows.
 
     Attributes:
         title: usually the folder's name.
@@ -408,11 +407,11 @@ class Report:
         evaluations: subset -> errors of the final weights; the last subset is shown in detail.
         frames: subset -> frames.
         potential: the final one.
-        properties: what it was evaluated for.
+        properties: those that were evaluated.
         config: the configuration as plain data.
         metadata: of the model file.
         costs: name -> text: time, speed, memory.
-        outliers: how many frames to show.
+        outliers: number of frames to show.
     """
 
     title: str
@@ -431,8 +430,8 @@ def write_report(folder: Path, report: Report) -> list[Path]:
     """Write report.html, the PNG files and outliers.xyz.
 
     Args:
-        folder: where they go.
-        report: what it is made from.
+        folder: the folder of the files.
+        report: the contents.
 
     Returns:
         The files written.
@@ -471,7 +470,7 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
         f"<p class=note>{html.escape(_subject(report))}</p>",
         "<h2>Errors</h2>",
         _error_table(report.evaluations),
-        "<p class=note>Spread: RMSE over the standard deviation of the labels, energies less the reference energies; "
+        "<p class=note>Spread: RMSE over the standard deviation of the labels, energies minus the reference energies; "
         "100 % means no better than predicting the mean.</p>",
         _file_table(report.evaluations[subset], report.frames[subset], subset),
         "<div class=pictures>",
@@ -524,7 +523,7 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         "<h2>Errors</h2>",
         table(["", "property", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 1, 4)),
         "<h2>Spread</h2>",
-        "<p>Standard deviation of the members beside the error of their mean, by component as above; the plots show "
+        "<p>Standard deviation of the members and error of their mean, by component as above; the plots show "
         "lengths of vectors. The correlation is that of the ranks: 1 where a larger spread always means a larger "
         "error.</p>",
         table(["", "rms spread", "RMSE", "unit", "RMSE / spread", "correlation"], spread, left=(0, 3)),
@@ -545,7 +544,7 @@ def _headline(report: Report) -> str:
 
 
 def _subject(report: Report) -> str:
-    """What the model is for: level of theory, elements, cutoff."""
+    """Domain of the model: level of theory, elements, cutoff."""
     theory = report.metadata.get("data", {}).get("level_of_theory", "not stated")
     elements = ", ".join(SYMBOLS[z] for z in report.potential.elements)
     named = f"{theory}; " if theory != "not stated" else ""
@@ -569,7 +568,7 @@ def _error_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def _of_spread(evaluation: Evaluation, name: str, error: Mapping[str, Any]) -> str:
-    """RMSE as a part of the standard deviation of the labels, in percent; "" where there is none."""
+    """RMSE relative to the standard deviation of the labels, in percent; "" if there is none."""
     labels = evaluation.pairs[name][0] if name in evaluation.pairs else np.zeros(0)
     spread = float(labels.std()) if len(labels) else 0.0
     return f"{digits(100 * error['rmse'] / spread, 2)} %" if spread > 0 else ""
@@ -581,7 +580,7 @@ def _numbers(error: Mapping[str, Any]) -> list[str]:
 
 
 def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
-    """Rms errors by data file, where there are several."""
+    """Rms errors by data file, if there are several."""
     if "frame" not in evaluation.by_frame:
         return ""
     origin = np.array([frames.data.name(int(i)).rpartition(", frame ")[0] for i in evaluation.by_frame["frame"]])

@@ -62,7 +62,7 @@ def run_members(
         count: number of members, at least 2.
         bootstrap: draw each member's training frames at random, with repetition.
         resume: "auto" continues where an earlier call was interrupted; "must": each member, or fail.
-        check: only try the first member.
+        check: only check the first member.
         log: where to report; default: standard output, and log.txt of each member.
 
     Returns:
@@ -74,7 +74,9 @@ def run_members(
     if count < 2:
         raise BadConfig(f"--members: an ensemble has at least two members, got {count}")
     if len(levels_of(config)) > 1:
-        raise BadConfig("--members: with several levels of theory, train each model by itself, with another seed")
+        raise BadConfig(
+            "--members: not possible with several levels of theory; train each model separately, with another seed"
+        )
     say = (log or TrainingLog(None)).say
     if check:
         run_training(member_config(config, 0, bootstrap), check=True, log=log)
@@ -125,7 +127,7 @@ def _together(config: Config, models: list[Path], say: Callable[[str], None]) ->
 
 
 def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], Spread]:
-    """Errors of the mean of some models, and what their spread says about them.
+    """Errors of the mean of some models, and their relation to the spread of the models.
 
     Args:
         setup: of the run, for its frames.

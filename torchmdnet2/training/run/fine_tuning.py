@@ -1,8 +1,8 @@
 """Fine-tuning: a potential that starts from the weights of another one.
 
-Model, head, properties and priors are taken from the file where the configuration does not give them. Elements that
-the file's model does not know get the mean embedding of those that it knows. Reference energies are refitted to what
-the loaded potential leaves of the labels, changing them as little as possible.
+Model, head, properties and priors that the configuration does not give are taken from the file. Elements that the
+file's model does not know get the mean embedding of those that it knows. Reference energies are refitted to the
+difference of labels and loaded potential, and change as little as possible.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fine_tuned(
     """A potential with the weights of another one.
 
     Args:
-        base: where the weights come from.
+        base: the potential of the file.
         parts: "model", "head", "properties", "priors" as in the configuration; atomref's energies may be "auto",
             "fit" or "keep", which all start from the base's.
         elements: of the new data.
@@ -54,7 +54,7 @@ def fine_tuned(
         odd_electrons: frames of the new data with an odd number of electrons.
 
     Returns:
-        The potential, and what was loaded and what is new, in words.
+        The potential, and what was loaded and what is new, as text.
 
     Raises:
         BadConfig: the model is another one than the base's.
@@ -85,7 +85,7 @@ def fine_tuned(
 
 
 def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise BadConfig where an argument that the weights depend on differs; files may be older than an argument."""
+    """Raise BadConfig if an argument differs that the weights depend on; files may be older than an argument."""
     defaults = inspect.signature(REPRESENTATIONS[theirs["name"]]).parameters
     theirs = {**{name: parameter.default for name, parameter in defaults.items()}, **theirs}
     for name in ours:
@@ -106,7 +106,7 @@ def reference_energies(potential: Potential) -> dict[int, float]:
 
 
 def _keeps_references(priors: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether reference energies are the base's, before a fit."""
+    """Whether a fit starts from the reference energies of the base."""
     return any(prior["name"] == "atomref" and isinstance(prior["energies"], str) for prior in priors)
 
 
@@ -123,7 +123,7 @@ def _with_references(
 
 
 def _copy_weights(base: Potential, potential: Potential, new: list[int]) -> list[str]:
-    """Copy what both have; tables by element may have grown."""
+    """Copy the weights that both have; tables by element may have grown."""
     old, own = base.state_dict(), potential.state_dict()
     tables = {name for name, m in potential.named_modules() if isinstance(m, nn.Embedding)}
     loaded, fresh = [], []
@@ -168,14 +168,14 @@ def refit_references(
 
     Args:
         potential: with the loaded weights; its reference energies are changed, and `determined`.
-        frames: those of training.
+        frames: the training frames.
         facts: of `survey`.
         batch_size: frames at a time.
         isolated: elements whose energies are known, and stay.
         trained: elements that the loaded model knows.
 
     Returns:
-        What was changed, in words.
+        The changes, in words.
     """
     atomref = next((p for p in potential.priors if isinstance(p, Atomref)), None)
     if atomref is None or not facts["energy_positions"]:
@@ -227,7 +227,7 @@ def freeze(potential: Potential, names: list[str]) -> int:
         names: beginnings of parameter names, at a dot: "representation.layers.0".
 
     Returns:
-        How many numbers are frozen.
+        The number of frozen numbers.
 
     Raises:
         BadConfig: a name fits none, or nothing is left to train.
@@ -251,7 +251,7 @@ def _symbols(numbers: list[int]) -> str:
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
+    """The first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -265,7 +265,7 @@ _AT_ONCE = 32  # frames
 
 
 def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
-    """The training frames, and after them those of a file, labelled by a potential.
+    """The training frames, followed by those of a file, labelled by a potential.
 
     Args:
         train: the user's frames.

@@ -1,4 +1,4 @@
-"""The configuration and data of a run: compared when it is resumed, and between its processes."""
+"""The folder of a run: what may be written there, and whether a run can be resumed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 _OWN: tuple[str, ...] = ("config.output.", "config.data.num_workers")
-"""Keys that may differ."""
+"""Keys that may differ when a run is resumed."""
 
 
 def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
@@ -52,10 +52,10 @@ def require_alike(devices: Devices, mine: dict[str, Any]) -> None:
 
     Args:
         devices: all processes.
-        mine: what this one was started with: "config", "data", "versions" -> key -> value.
+        mine: settings of this process: "config", "data", "versions" -> key -> value.
 
     Raises:
-        BadConfig: the main process has something else; says what.
+        BadConfig: the main process differs; names the difference.
         ProcessFailed: another process differs.
     """
     main = json.loads(devices.from_main(json.dumps(mine).encode()))
@@ -67,12 +67,12 @@ def require_alike(devices: Devices, mine: dict[str, Any]) -> None:
 
 
 def _change(path: str, now: dict[str, Any], then: dict[str, Any], other: str = "was") -> str:
-    """What is different, in words: "training.lr is 0.001, was 0.002"."""
+    """A difference in words: "training.lr is 0.001, was 0.002"."""
     kind, _, rest = path.partition(".")
     if kind == "data":
         if rest not in then["data"]:
             return f"{rest} is new"
-        return f"{rest} was changed" if rest in now["data"] else f"{rest} is not among the data any more"
+        return f"{rest} was changed" if rest in now["data"] else f"{rest} is no longer among the data"
     values = []
     for value in (now, then):
         found: Any = value[kind]
@@ -83,7 +83,7 @@ def _change(path: str, now: dict[str, Any], then: dict[str, Any], other: str = "
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
-    """Dotted paths of what differs between nested dictionaries."""
+    """Dotted paths of the differences between nested dictionaries."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = dict.fromkeys([*a, *b])
         return [p for key in keys for p in differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))]
@@ -104,7 +104,7 @@ _PATIENCE = 10.0
 
 
 def prepare(folder: Path, config: Config, resume: str | None) -> bool:
-    """Whether a run in the folder is to be continued; changes nothing.
+    """Whether a run in the folder will be continued; changes nothing.
 
     Raises:
         BadConfig: a training must not, or cannot, write there.
@@ -147,8 +147,8 @@ def protect_inputs(folder: Path, names: Iterable[str], config: Config) -> None:
     """Refuse to overwrite input files of the training.
 
     Args:
-        folder: where it writes.
-        names: of the files there that it replaces.
+        folder: the folder of the run.
+        names: of the files that it replaces there.
         config: of the run.
 
     Raises:
@@ -180,7 +180,7 @@ def clear(folder: Path) -> None:
 
 
 def _of_a_run(folder: Path) -> bool:
-    """Whether a training wrote what is in the folder."""
+    """Whether the content of the folder was written by a training."""
     if (folder / STATE).is_file() or (folder / DONE).is_file():
         return True
     with suppress(OSError, UnicodeDecodeError):
@@ -210,7 +210,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def exclusive_folder(folder: Path) -> Iterator[None]:
-    """Within the block, no other process trains in this folder, which is made; whatever ends the process frees it.
+    """Within the block, no other process can train in this folder, which is made. The end of the process frees it.
 
     Raises:
         BadConfig: another process does, or the folder cannot be made.
@@ -253,7 +253,7 @@ def _lock(handle: int, folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove files that a process was killed at writing; `atomic_write` gives them such names."""
+    """Remove incomplete files of a killed process; `atomic_write` gives them such names."""
     for path in folder.glob(".*"):
         if re.fullmatch(r"\.(\w+\.(safetensors|tmn|json|jsonl|csv|yaml|md|html|png|xyz))\.[a-z0-9_]{8}", path.name):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Several levels of theory in one training: which frames each has, and what is fitted to them before the training."""
+"""Several levels of theory in one training: their frames, and the fits to them before the training."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _REPLAYED = "model of init"
 
 @dataclass
 class LevelData:
-    """Training frames that references are fitted to.
+    """Training frames to which reference energies are fitted.
 
     Attributes:
         frames: of one level, or of those that share its references.
         facts: of `survey`, of these frames.
-        dataset: these frames, where single atoms are looked for.
+        dataset: these frames; single atoms are searched there.
     """
 
     frames: Frames
@@ -65,7 +65,7 @@ def by_level(
 
     Args:
         config: of the run.
-        frames: all of training.
+        frames: all training frames.
         facts: of `survey`, of these.
         levels: of `levels_of`.
     """
@@ -110,7 +110,7 @@ def fitted_levels(
 
     Args:
         config: of the run, with the pair potential of the first level.
-        fitted: what was fitted to the first level.
+        fitted: the configuration that was fitted to the first level.
         levels: of `levels_of`.
         further: level -> its frames.
     """
@@ -126,14 +126,14 @@ def fitted_levels(
 
 
 def _refitted(prior: dict[str, Any]) -> dict[str, Any]:
-    """Reference energies that are given are those of the first level."""
+    """The priors to fit for a level: given reference energies are those of the first level."""
     if prior["name"] != "atomref" or prior["energies"] in ("auto", "fit", "isolated"):
         return prior
     return {**prior, "energies": "auto"}
 
 
 def refit_level(potential: Potential, name: str, part: LevelData, trained: Sequence[int]) -> str:
-    """Refit the reference energies of a level of a potential that starts from another one; what was done, in words.
+    """Refit the reference energies of a level of a fine-tuned potential; returns the changes, in words.
 
     Args:
         potential: with levels; changed.
@@ -144,7 +144,7 @@ def refit_level(potential: Potential, name: str, part: LevelData, trained: Seque
     alone = potential.at_level(name)
     level = potential.levels[potential.level_names.index(name) - 1]
     assert isinstance(level, Level)
-    told = refit_references(alone, part.frames, part.facts, 32, None, trained)
+    changes = refit_references(alone, part.frames, part.facts, 32, None, trained)
     energies = next(prior["energies"] for prior in alone.config["priors"] if prior["name"] == "atomref")
     level.config |= {"energies": energies, "compositions": alone.config["compositions"]}
-    return told
+    return changes

@@ -41,11 +41,11 @@ _CLOSE = 0.6  # Å; the bond of H₂ is 0.74 Å
 _EDGES = 20_000_000  # looked at for close atoms, at most
 
 _STATES = {"charge": r"charge(?!s)|^q$|^fparam$", "spin": r"spin(?!s)|multiplicity|(^|_)mult(_|$)"}
-"""Key -> what other names of it look like."""
+"""Key -> pattern of other names for it."""
 
 
 def data_notes(setup: Setup, total_steps: int) -> list[str]:
-    """Properties of a run that are allowed and look like mistakes, in words.
+    """Notes about settings and data that are allowed and look like mistakes.
 
     Args:
         setup: of the run.
@@ -68,7 +68,7 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
 
 
 def _of_level(setup: Setup, level: int) -> Setup | None:
-    """What belongs to one level of theory; None without training frames."""
+    """The part of a run at one level of theory; None without training frames."""
     frames = {}
     for name, part in setup.frames.items():  # each once: a source with a share repeats some
         _, first = np.unique(part.indices, return_index=True)
@@ -109,7 +109,7 @@ def _repetitions(setup: Setup) -> Iterator[str]:
 
 
 def _standing_out(setup: Setup) -> Iterator[str]:
-    """Frames with labels that are far from what is usual in the training frames."""
+    """Frames with labels that are far from those of the training frames."""
     usual = Usual(setup.statistics["train"])
     for name, found in setup.statistics.items():
         frames, what = setup.frames[name], "training" if name == "train" else name
@@ -124,7 +124,7 @@ def _standing_out(setup: Setup) -> Iterator[str]:
         far = usual.energies(found)
         if len(far):
             listed = first_names([frames.name(int(k)) for k in far])
-            yield f"{what} frames have energies far from what their atoms have in the others: {listed}. Are they right?"
+            yield f"{what} frames have energies far from those of their atoms elsewhere: {listed}. Are they right?"
 
 
 def _close_atoms(setup: Setup) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _doubts(setup: Setup) -> Iterator[str]:
 
 
 def _unread(setup: Setup) -> Iterator[str]:
-    """Entries of the files that look like a charge or a spin and are not read, where nothing else is."""
+    """Entries of the files that look like a charge or a spin and are not read, if none is read."""
     config = setup.config.data
     if config.dataset is not None:
         return
@@ -191,7 +191,7 @@ def _single_atoms(setup: Setup) -> Iterator[str]:
 
 
 def _ignored(setup: Setup) -> Iterator[str]:
-    """Total charges or spins that differ, and that the model does not use; charges that it is not trained on."""
+    """Total charges or spins that differ and that the model does not use; charges that it is not trained on."""
     found, potential = setup.statistics["train"], setup.potential
     seen = {"charge": potential.reads_charge, "spin": potential.representation.reads_spin}
     for name, values in (("charge", found.charges), ("spin", found.spins)):
@@ -245,10 +245,10 @@ def closest_pair(frames: Frames, most: int = 2000) -> tuple[float, str]:
     """The smallest distance between two atoms, Å, and the frame that it is in.
 
     Args:
-        frames: up to `most` of them, evenly spread, are looked at.
+        frames: at most `most` of them, evenly spread, are searched.
 
     Returns:
-        (inf, "") where no two atoms are within the cutoff.
+        (inf, "") if no two atoms are within the cutoff.
     """
     chosen = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), most)).astype(int))
     least, where = float("inf"), ""
@@ -279,7 +279,7 @@ _STRESSES = {"GPa": 160.22, "kbar": 1602.2, "bar": 1.6022e6, "Pa": 1.6022e11, "h
 
 
 def label_notes(setup: Setup) -> Iterator[str]:
-    """What the labels of the training frames contradict, in words."""
+    """Notes about contradictions between labels of the training frames."""
     frames, known = setup.frames["train"], setup.statistics["train"]
     yield from _sizes(frames, known)
     yield from _other_labels(frames, known)
@@ -341,15 +341,15 @@ def _right(near: Agreement | None) -> bool:
 
 
 def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterator[str]:
-    """Forces of other axes or frames, and labels of which some are unlike the others."""
+    """Notes about forces with other axes or of other frames, and about some labels that differ from the others."""
     for what, fault in (("forces", fitted.forces), ("energies", fitted.energies)):
         if fault is None:
             continue
         atoms = len(fault.having) != len(fitted.frames)
         where = "" if atoms else f" (the first: {frames.data.name(int(indices[fitted.frames[fault.having.argmax()]]))})"
         yield (
-            f"{what} of {fault.having.sum()} of {len(fault.having)} training {'atoms' if atoms else 'frames'} looked "
-            f"at {fault.name}{where}: a pair potential fits them much better then. Correct the file"
+            f"{what} of {fault.having.sum()} of {len(fault.having)} checked training {'atoms' if atoms else 'frames'} "
+            f"{fault.name}{where}: a pair potential fits them much better then. Correct the file"
         )
     if fitted.explained < _DESCRIBED and fitted.size > _SMALL:
         yield (
@@ -359,7 +359,7 @@ def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterato
 
 
 def _energy_fault(explained: float, factor: Factor, whole: Factor | None, sizes: np.ndarray) -> str | None:
-    """What is wrong with energies that are a factor times what the forces predict; None where that is not clear."""
+    """The fault of energies that are a factor times those that the forces predict; None if it is not clear."""
     precise = explained > _PRECISE
     if whole is None:
         return None
@@ -387,11 +387,11 @@ def _meant(ratio: float, units: dict[str, float]) -> str:
 
 
 def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
-    """The same of stresses: order of six numbers, sign, unit.
+    """The fault of stresses: order of six numbers, sign, unit.
 
     Args:
-        found: order of the components -> factor over what forces make.
-        scale: what the factor should be: that of the energies.
+        found: order of the components -> factor over the stress that follows from the forces.
+        scale: the expected factor, that of the energies.
     """
     plain = found.get(PLAIN)
     if plain is None:
@@ -420,11 +420,11 @@ def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
 
 
 def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
-    """Exact zeros, energies without digits, bonds of an impossible length."""
+    """Notes about exact zeros, energies without digits, bonds of an impossible length."""
     chosen = spread_out(known)
     batch = frames.data.batch(frames.indices[chosen])
     found = zeros(batch, known, chosen)
-    many = f"of {found.looked} training frames looked at"
+    many = f"of {found.looked} checked training frames"
     if len(found.frames):
         listed = first_names([frames.name(int(k)) for k in found.frames])
         yield f"forces are exactly 0 on all atoms in {len(found.frames)} {many}: {listed}. Write NaN for none"
@@ -466,7 +466,7 @@ def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
 
 
 def _stress_size(frames: Frames, known: Statistics) -> Iterator[str]:
-    """Stresses of an impossible size."""
+    """Note about stresses of an impossible size."""
     stress = stress_size(frames.data.batch(frames.indices[spread_out(known)]))
     if stress is not None and stress > _STRESS:
         yield (
@@ -476,7 +476,7 @@ def _stress_size(frames: Frames, known: Statistics) -> Iterator[str]:
 
 
 def _other_labels(frames: Frames, known: Statistics) -> Iterator[str]:
-    """Frames with the structure of another one and another energy."""
+    """Note about frames with the structure of another frame and another energy."""
     _, first, number = np.unique(known.keys, return_index=True, return_inverse=True)
     difference = np.abs(known.energies - known.energies[first][number.reshape(-1)])
     differ = np.flatnonzero((frames.indices != frames.indices[first][number.reshape(-1)]) & (difference > _PLAIN))
@@ -490,7 +490,7 @@ def _other_labels(frames: Frames, known: Statistics) -> Iterator[str]:
 
 
 def _references(setup: Setup) -> Iterator[str]:
-    """Reference energies that are of another method, or of none."""
+    """Note about reference energies of another method."""
     known, references = setup.statistics["train"], reference_energies(setup.potential)
     chosen = ~np.isnan(known.energies) & (known.sizes > 1)
     if "energy" not in setup.asked or not references or not chosen.any():

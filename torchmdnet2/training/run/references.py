@@ -41,7 +41,7 @@ _UNKNOWN = 100.0  # how much more an element without a known value may change
 def potential_config(
     config: Config, frames: Frames, facts: dict[str, Any], device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
-    """The potential's configuration with what is fitted: reference energies, energy scale, property scales.
+    """The potential's configuration with fitted values: reference energies, energy scale, property scales.
 
     Args:
         config: of the run.
@@ -81,7 +81,7 @@ def require_references(references: Mapping[int, float], elements: Sequence[int],
     Args:
         references: element -> eV.
         elements: those that need one.
-        reasons: text after the names of the missing ones.
+        reasons: text that follows the names of the missing ones.
     """
     missing = [SYMBOLS[z] for z in elements if z not in references]
     if missing:
@@ -89,7 +89,7 @@ def require_references(references: Mapping[int, float], elements: Sequence[int],
 
 
 def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any], device: torch.device | str = "cpu") -> None:
-    """Take the energies of the physical priors off `facts["energies"]`: references are fitted to what remains.
+    """Subtract the energies of the physical priors from `facts["energies"]`; reference energies are fitted to the rest.
 
     Reference energies and priors that need the network's charges are left out.
     """
@@ -132,7 +132,7 @@ def fit_references(
     Args:
         facts: of `survey`.
         atom_filter: elements up to this one have no energy and get 0.
-        known: element -> eV of those that are not to be fitted.
+        known: element -> eV of those that are not fitted.
     """
     references = dict.fromkeys(facts["elements"], 0.0)
     counted = [z for z in facts["elements"] if z > atom_filter]
@@ -152,14 +152,14 @@ def fit_references(
 def least_change(
     compositions: Sequence[dict[int, int]], energies: list[float], elements: list[int], known: Iterable[int] = ()
 ) -> dict[int, float]:
-    """Element -> change in eV by least squares; the smallest one where the compositions do not tell elements apart.
+    """Element -> change in eV by least squares; the smallest one if the compositions do not determine it.
 
-    The size of a change is measured in units of Z^(7/3), as which total energies of atoms grow: of what one composition
-    leaves, hydrogen gets little. Elements without a known value change first.
+    The size of a change is measured in units of Z^(7/3), as total energies of atoms grow: hydrogen gets little of an
+    undetermined change. Elements without a known value change first.
 
     Args:
         compositions: of the frames.
-        energies: of the frames, less the energies that the known values give, eV.
+        energies: of the frames minus those of the known values, eV.
         elements: that may change.
         known: those of them that have a value.
     """
@@ -220,10 +220,10 @@ def energy_scale(config: Config, facts: dict[str, Any], references: dict[int, fl
 
 
 def fit_property(head: dict[str, Any], frames: Frames) -> dict[str, Any]:
-    """The head's configuration, `scale: fit` and `shift: fit` replaced by numbers.
+    """The head's configuration, in which numbers replace `scale: fit` and `shift: fit`.
 
-    The shift is the mean of the labels, the scale their spread, divided by what a network of order one would make
-    of it: √atoms for sums over atoms, the sum of squared distances for a spatial extent.
+    The shift is the mean of the labels. The scale is their spread, divided by the property of a network of order one:
+    √atoms for sums over atoms, the sum of squared distances for a spatial extent.
     """
     fitted = [key for key in ("scale", "shift") if head.get(key) == "fit"]
     if not fitted:
@@ -238,7 +238,7 @@ def fit_property(head: dict[str, Any], frames: Frames) -> dict[str, Any]:
 
 
 def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
-    """The labels [n] of a head, and what a network of order one would give for them [n]."""
+    """The labels [n] of a head, and their values [n] for a network of order one."""
     names = {head.get("property", head["name"])} | ({DIPOLE_NORM} if head["name"] == "dipole" else set())
     values, sizes = [], []
     for part in in_order(len(frames), _AT_ONCE):
@@ -254,7 +254,7 @@ def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
 
 
 def _sizes(head: dict[str, Any], system: System) -> Tensor:
-    """What a network of order one would give for each structure, [B]."""
+    """The property of each structure for a network of order one, [B]."""
     count = system.atom_counts.double()
     if head["name"] == "spatial_extent":
         centre = count.new_zeros(len(count), 3).index_add_(0, system.batch, system.pos) / count[:, None]
@@ -267,7 +267,7 @@ def _sizes(head: dict[str, Any], system: System) -> Tensor:
 # --- Reference energies from calculations of single atoms, in the training data or in a separate file ---
 
 WORDS = ("auto", "fit", "keep", "isolated")
-"""What `energies` of atomref may be, besides a table and a file."""
+"""Words that `energies` of atomref may be, instead of a table or a file."""
 
 _SAME = 1e-3  # eV
 _FAR = 8.0  # Å, between a single atom and its images
@@ -275,12 +275,12 @@ _FAR = 8.0  # Å, between a single atom and its images
 
 @dataclass
 class SingleAtoms:
-    """Frames that are one atom, far from its images.
+    """Frames of a single atom, far from its images, which give reference energies.
 
     Attributes:
         energies: atomic number -> eV of the neutral ones.
-        conflicts: atomic number -> what two frames say, where they differ by more than 1 meV.
-        skipped: atomic number -> why a frame that is this atom was not taken, in words.
+        conflicts: atomic number -> text about two frames that differ by more than 1 meV.
+        skipped: atomic number -> why a frame of this atom was not used, in words.
     """
 
     energies: dict[int, float] = field(default_factory=dict)
@@ -299,11 +299,11 @@ def with_isolated(config: Config, data: Dataset, elements: Sequence[int]) -> tup
 
     Args:
         config: of the run.
-        data: its training data, of whatever subset.
+        data: its training data, with all subsets.
         elements: of the training frames.
 
     Returns:
-        The configuration, and the single atoms among the data where `energies: auto` asks for them.
+        The configuration, and the single atoms among the data if `energies: auto` asks for them.
 
     Raises:
         BadConfig: an element has no single atom, or two energies.
@@ -341,12 +341,12 @@ def _complete_table(data: Dataset, name: str, elements: Sequence[int]) -> dict[i
 
 
 def trusted(atoms: SingleAtoms, elements: Sequence[int]) -> dict[int, float]:
-    """Atomic number -> eV of the elements for which there is one energy of a single atom."""
+    """Atomic number -> eV of elements with one unique energy of a single atom."""
     return {z: energy for z, energy in atoms.energies.items() if z in elements and z not in atoms.conflicts}
 
 
 def reference_notes(atoms: SingleAtoms, elements: Sequence[int]) -> Iterator[str]:
-    """What `energies: auto` makes of the single atoms, in words; nothing where there are none."""
+    """Notes about the single atoms that `energies: auto` uses; none if there are none."""
     known = trusted(atoms, elements)
     if known:
         rest = [SYMBOLS[z] for z in elements if z not in known]
@@ -361,10 +361,10 @@ def reference_notes(atoms: SingleAtoms, elements: Sequence[int]) -> Iterator[str
 
 
 def single_atoms(data: Dataset) -> SingleAtoms:
-    """What the frames that are one neutral atom say.
+    """Energies of the frames that are a single neutral atom.
 
     Args:
-        data: with energies.
+        data: frames with energies.
     """
     found = SingleAtoms()
     places: dict[int, str] = {}
@@ -380,11 +380,11 @@ def single_atoms(data: Dataset) -> SingleAtoms:
 
 
 def singles(data: Dataset, frames: np.ndarray | None = None) -> Iterator[tuple[int, float, str, str | None]]:
-    """Frames of one atom: its number, energy in eV, the frame's name, and why it is no reference or None.
+    """Frames of one atom: its number, energy in eV, the frame's name, and why it is not used, or None.
 
     Args:
         data: the data set.
-        frames: indices of those to look at; None: all.
+        frames: indices of those to search; None: all.
     """
     chosen = np.arange(len(data)) if frames is None else np.unique(frames)
     for index in chosen[data.sizes()[chosen] == 1].tolist():
@@ -414,7 +414,7 @@ _WALL = 0.8  # of the sum of the covalent radii: where every pair repels at leas
 
 
 class Fit(NamedTuple):
-    """What a pair potential may be.
+    """Constraints of a fitted pair potential.
 
     Args:
         attracts: of two atomic numbers: whether such atoms may attract each other.
@@ -432,11 +432,11 @@ FITS = {
     "repulsion": Fit(lambda one, two: False),
     "heavy_attraction": Fit(lambda one, two: min(one, two) > 1, wall=20.0, ridge=1e-3),
 }
-"""`parameters` of the prior in a training configuration -> what it means."""
+"""`parameters` of the prior in a training configuration -> constraints of the fit."""
 
 
 def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Config:
-    """The configuration with numbers instead of a name of `FITS` as `parameters`.
+    """The configuration with fitted numbers instead of a name of `FITS` as `parameters`.
 
     Args:
         config: of the run.
@@ -444,7 +444,7 @@ def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Co
         elements: of the training frames.
 
     Raises:
-        BadConfig: there are no forces to fit to.
+        BadConfig: there are no forces for the fit.
     """
     if not any(prior["name"] == "pair_potential" and isinstance(prior["parameters"], str) for prior in config.priors):
         return config
@@ -470,15 +470,15 @@ def fit_pair_potential(
 ) -> dict[str, list[float]]:
     """Coefficients of `PairPotential` by least squares of the forces, all of them at least 0.
 
-    Where the frames say too little (no pair of these elements that close, or attraction alone), the steepest repulsion
-    is raised until the pair repels enough at 0.8 times the sum of the covalent radii.
+    If the frames do not determine the repulsion (no pair of these elements that close, or attraction only), the
+    steepest repulsion is raised until the pair repels enough at 0.8 times the sum of the covalent radii.
 
     Args:
         frames: labelled with forces.
         elements: atomic numbers.
         cutoff: Å.
         kind: one of `FITS`.
-        others: its priors are subtracted from the forces first.
+        others: potential whose priors are subtracted from the forces first.
 
     Returns:
         "C-H" -> K numbers, eV, of every pair of the elements.
@@ -521,7 +521,7 @@ def fit_pair_potential(
 
 
 def _forces_of_priors(potential: Potential, system: System) -> Tensor:
-    """Of the priors, [N, 3] eV/Å."""
+    """Forces of the priors, [N, 3] eV/Å."""
     pos = system.pos.detach().double().requires_grad_()
     with torch.enable_grad():
         energies = potential.prior_energies(system.replace(pos=pos)).sum() + 0 * pos.sum()
@@ -544,9 +544,9 @@ def _design(system: System, number: Tensor, count: int, cutoff: float) -> Tensor
 
 
 def _with_wall(values: NDArray[np.float64], radii: float, wall: float) -> NDArray[np.float64]:
-    """The same with as much of the steepest repulsion as it needs to repel by `wall` eV/Å at short distance.
+    """The coefficients with as much of the steepest repulsion as is needed to repel by `wall` eV/Å at short distance.
 
-    Nearer than that it then repels more, since all repulsive exponents are the larger ones.
+    At shorter distances it then repels more, since all repulsive exponents are the larger ones.
     """
     exponents = np.array([*REPULSIVE, *ATTRACTIVE])
     slopes = exponents * np.exp(-exponents * (_WALL * radii - 1))  # of unit coefficients, eV/Å, downhill
@@ -558,7 +558,7 @@ def _with_wall(values: NDArray[np.float64], radii: float, wall: float) -> NDArra
 
 
 def _nonnegative(gram: NDArray[np.float64], moment: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
-    """x ≥ 0 that minimises ½ x·G x − m·x, G being scaled to a unit diagonal; 0 for columns of zeros."""
+    """x ≥ 0 that minimises ½ x·G x − m·x, where G is scaled to a unit diagonal; 0 for columns of zeros."""
     from scipy.optimize import nnls  # ASE needs SciPy
 
     used = gram.diagonal() > 0

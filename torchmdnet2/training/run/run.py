@@ -49,20 +49,20 @@ def run_training(
 
     Args:
         config: from `load_config`.
-        resume: None starts anew and refuses a folder with an unfinished run; "auto" continues an unfinished run
-            where there is one; "must" continues one or raises.
-        check: only run all checks, print what is to be expected, and write nothing.
+        resume: None starts a new run and refuses a folder with an unfinished one; "auto" continues an unfinished run
+            if there is one; "must" continues one or raises.
+        check: only run all checks, print expected times and memory, and write nothing.
         log: where to report; default: standard output and log.txt.
 
     Returns:
         Path of the model file, best.tmn; None for `check`.
 
     Raises:
-        BadConfig: the configuration does not fit the data, the device, or what is in the folder.
+        BadConfig: the configuration does not fit the data, the device, or the content of the folder.
         FileNotFoundError, BadData: a data file is missing, or a label in it.
         TrainingDiverged: the loss is not finite.
         Interrupted: Ctrl-C or SIGTERM; the state is saved after the step that is running.
-        ProcessFailed: another one of the processes that torchrun started did.
+        ProcessFailed: another process that torchrun started has failed.
     """
     folder = Path(config.output.folder)
     if check:
@@ -148,14 +148,14 @@ def _require_same_files(folder: Path) -> None:
 
 
 def _require_best(folder: Path) -> None:
-    """Raise BadConfig when the best model of the run in the folder is gone or damaged; nothing else has its weights."""
+    """Raise BadConfig when the best model of the run in the folder is gone or damaged: its weights are nowhere else."""
     try:
         checkpoint.load(folder / BEST)
     except (FileNotFoundError, BadCheckpoint) as error:
         problem = "is gone" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
         raise BadConfig(
             f"output.folder: {folder / BEST}, the best model of the run in this folder, {problem}; restore it from a "
-            "copy, choose another folder, or train anew: without --resume, with output.overwrite=true"
+            "copy, choose another folder, or start a new training: without --resume, with output.overwrite=true"
         ) from None
 
 
@@ -164,7 +164,7 @@ def _has_best(folder: Path) -> bool:
 
 
 def _extended(folder: Path, config: Config) -> bool:
-    """Whether the configuration asks for more epochs than the finished run in the folder had, or for more patience."""
+    """Whether the configuration has more epochs or more patience than the finished run in the folder."""
     state = load_state(folder / STATE)[1]
     then, now = state["identity"]["config"]["training"], config.training
     if state["learning_rate"].get("time", 0.0) >= 1:  # its rate has come to its end
@@ -176,9 +176,9 @@ def _extended(folder: Path, config: Config) -> bool:
 
 
 class _Best:
-    """The best weights so far: kept on the device, and written when the state is saved.
+    """Keeps the best weights so far on the device, and writes them when the state is saved.
 
-    A file takes longer than an epoch of a small data set.
+    Writing a file takes longer than an epoch of a small data set.
     """
 
     def __init__(self, average: Potential):
@@ -197,20 +197,20 @@ class _Best:
 
 @contextmanager
 def _stop(trainer: Trainer, devices: Devices) -> Iterator[Callable[[], int | None]]:
-    """Whether a signal asked one of the processes to stop; looked for as often as the steps are waited for."""
+    """Whether a signal asked one of the processes to stop; checked whenever the host waits for the steps."""
     with catch_signals() as signalled:
         yield devices.any(signalled, trainer.check_every)
 
 
 def _time(trainer: Trainer, devices: Devices, started: float) -> Callable[[], float | None]:
-    """The share of `max_minutes` that is over, as the main process has it; None in between, and without a limit.
+    """The share of `max_minutes` that is over, in the main process; None between checks, and without a limit.
 
-    It counts from the first step, or on from where an earlier start ended: the schedule is of the steps alone.
+    It counts from the first step, or continues from the end of an earlier start: preparations do not count.
 
     Args:
         trainer: before its first step of this start.
-        devices: processes that all call the function after each step.
-        started: `time.monotonic()` where this start began.
+        devices: the processes, all of which call the function after each step.
+        started: `time.monotonic()` at the beginning of this start.
     """
     if trainer.config.max_minutes is None:
         return lambda: None
@@ -325,7 +325,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
 
 
 def _by_level(setup: Setup, subset: str) -> Iterator[tuple[str, Frames]]:
-    """The frames of a subset, level by level where there are several."""
+    """The frames of a subset, by level if there are several."""
     frames, names = setup.frames[subset], setup.potential.level_names
     for k, name in enumerate(names):
         if (frames.levels == k).any():
@@ -335,7 +335,7 @@ def _by_level(setup: Setup, subset: str) -> Iterator[tuple[str, Frames]]:
 
 
 def unlearned(evaluation: Evaluation) -> Iterator[str]:
-    """Labels whose errors are as large as the labels differ from each other, in words."""
+    """Notes about labels whose errors are as large as their spread."""
     for name, (label, predicted) in evaluation.pairs.items():
         spread = float(np.sqrt(np.mean(np.square(label - label.mean())))) if len(label) else 0.0
         error = float(np.sqrt(np.mean(np.square(label - predicted)))) if len(label) else 0.0
@@ -371,7 +371,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _peak_memory(device: torch.device) -> float:
-    """Bytes that the device, or on a CPU this process, needed at most; 0 where the system does not say."""
+    """Largest memory of the device, or on a CPU of this process, in bytes; 0 if the system does not report it."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     try:
@@ -383,7 +383,7 @@ def _peak_memory(device: torch.device) -> float:
 
 
 def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
-    """Errors of the model file, in float64, so that whoever recomputes them finds the same numbers."""
+    """Errors of the model file, in float64, so that anyone who repeats it finds the same numbers."""
     potential = checkpoint.load(path, device=setup.potential.device, dtype=torch.float64)
     if potential.level_names:  # the frames are of one
         potential = potential.at_level(potential.level_names[int(frames.levels[0])])
@@ -405,7 +405,7 @@ def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
 
 
 def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
-    """Metadata of the model file: where it comes from. No dates or times: equal runs give equal files."""
+    """Metadata of the model file: data, settings, versions. No dates or times: equal runs give equal files."""
     config, facts = setup.config, setup.facts
     return {
         "data": {

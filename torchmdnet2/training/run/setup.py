@@ -1,4 +1,4 @@
-"""What a training loop needs, from a configuration: subsets of frames, and an untrained potential."""
+"""Prepare a training from a configuration: subsets of frames, fits, and an untrained potential."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.floa
 
 @dataclass
 class Setup:
-    """Data and potential at the start of a run.
+    """Data and potential of a run before the training.
 
     Attributes:
         config: as given.
         potential: untrained, on its device.
         frames: "train", "validation", "test" -> frames; a subset without frames is absent.
         splits: subset -> {"files": …, "fingerprint": …, "indices": …}, as in splits.json.
-        properties: what is predicted besides the energy.
+        properties: properties to predict besides the energy.
         facts: statistics of the training frames, for the log and the model card.
         digests: data file, and file of `init` -> sha256.
-        statistics: subset -> of its frames.
-        asked: labels that the data were opened for.
-        notes: what was loaded and what is new, where reference energies come from, in words.
+        statistics: subset -> statistics of its frames.
+        asked: labels that were read from the data.
+        notes: texts about loaded and new weights, and about the source of the reference energies.
     """
 
     config: Config
@@ -83,11 +83,11 @@ class Setup:
 
 
 def make_setup(config: Config) -> Setup:
-    """Open the data, divide it, fit what is fitted before training, and build the potential.
+    """Open and divide the data, do the fits before the training, and build the potential.
 
     Raises:
         FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
-        BadConfig: the split asks for more frames than there are; the device is not there.
+        BadConfig: the split asks for more frames than there are; the device does not exist.
     """
     require_precision(config)
     untrained = config.untrained()
@@ -143,7 +143,10 @@ def make_setup(config: Config) -> Setup:
         for name in SUBSETS[1:]:
             strange = 0 if name not in found else _undetermined_frames(potential, found[name])
             if strange:
-                notes.append(f"note: {strange} {name} frames are of such other compositions: their errors mean nothing")
+                notes.append(
+                    f"note: {strange} {name} frames have compositions whose reference energies are not "
+                    "determined: their errors mean nothing"
+                )
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits: dict[str, Any] = {
         name: [
@@ -175,28 +178,28 @@ def _keys_of(config: Config, data: DataConfig, shapes: Mapping[str, str]) -> dic
 
 
 def _stated(frames: Mapping[str, Frames]) -> Iterator[str]:
-    """What the data state themselves of charge, spin and units, and is used."""
+    """Notes about charges, spins and units that the data state and that are used."""
     wholes = dict.fromkeys(part.data for part in frames.values())
     parts = dict.fromkeys(part for whole in wholes for part in getattr(whole, "datasets", [whole]))
     for part in parts:
         if stated := getattr(part, "stated", {}):
-            told = ", ".join(f"{name} by {source}" for name, source in stated.items())
-            yield f"note: as {getattr(part, 'path', 'the data')} states: {told}"
+            texts = ", ".join(f"{name} by {source}" for name, source in stated.items())
+            yield f"note: as {getattr(part, 'path', 'the data')} states: {texts}"
 
 
 def device_of(name: str) -> torch.device:
-    """The device that `training.device` means."""
+    """The device that `training.device` names."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and world_size() > 1:
         name = f"cuda:{local_rank()}"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise BadConfig(f"training.device: '{name}' is not there: torch sees no CUDA device; use cpu or auto")
+        raise BadConfig(f"training.device: '{name}' cannot be used: torch finds no CUDA device; use cpu or auto")
     return torch.device(name)
 
 
 def require_precision(config: Config) -> None:
-    """Raise BadConfig for `tf32` on a CPU, which has no such products."""
+    """Raise BadConfig for `tf32` on a CPU, which has no TF32 products."""
     if config.training.precision == "tf32" and device_of(config.training.device).type == "cpu":
         raise BadConfig("training.precision: tf32 needs an NVIDIA GPU, and this training runs on the CPU; take float32")
 
@@ -204,19 +207,19 @@ def require_precision(config: Config) -> None:
 def from_base_model(
     config: Config, own: LevelData, levels: list[str], further: Mapping[str, LevelData], facts: dict[str, Any]
 ) -> tuple[Potential, list[str]]:
-    """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words.
+    """Fine-tuning: the potential of the file of `init`, fitted to the new data, and the changes, in words.
 
     Args:
         config: of the run.
         own: frames of the first level of theory, to which the reference energies are fitted.
         levels: names; empty for data of one level.
-        further: level -> its frames. That of structures that the model labels itself has none.
+        further: level -> its frames; without the level of structures that the model labels.
         facts: of all frames.
     """
     base = config.base()
     assert config.init is not None and base is not None
-    told = (facts["elements"], own.facts["isolated"], facts["charges"], facts["odd_electrons"])
-    potential, notes = fine_tuned(base, config.parts(), *told)
+    known = (facts["elements"], own.facts["isolated"], facts["charges"], facts["odd_electrons"])
+    potential, notes = fine_tuned(base, config.parts(), *known)
     begun = [copy.deepcopy(prior) for prior in potential.config["priors"]]
     fits = any(prior.get("energies") in ("auto", "fit") for prior in config.priors)
     if fits:
@@ -253,7 +256,7 @@ def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
 
 
 def _undetermined_frames(potential: Potential, found: Statistics) -> int:
-    """How many frames with an energy are of a composition whose reference energy is not determined."""
+    """Number of frames with an energy whose composition has no determined reference energy."""
     assert potential.determined is not None
     counts = found.counts * (np.array(found.elements) > potential.atom_filter)
     return int((~potential.determined.covers(counts, found.elements) & ~np.isnan(found.energies)).sum())

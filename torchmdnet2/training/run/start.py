@@ -1,4 +1,4 @@
-"""The start of a run: torch's state, the training loop, the choice of its steps, and what the log says first."""
+"""The start of a run: torch's state, the training loop, the choice of its steps, the first lines of the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ the cores, threads wait for each other, and such steps take five to ten times as
 
 @contextmanager
 def own_torch_state(config: Config) -> Iterator[None]:
-    """Random numbers and the number of threads of this run; torch's own are as before afterwards."""
+    """Set random numbers and number of threads for this run; torch's are restored afterwards."""
     threads = torch.get_num_threads()
     device = device_of(config.training.device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -67,9 +67,9 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
 
 
 def take_threads(setup: Setup, trainer: Trainer) -> None:
-    """One thread for small steps, where the configuration leaves the number open.
+    """Use one thread for small steps, if the configuration leaves the number open.
 
-    It depends on nothing but the configuration and the data: weights are the same in every run.
+    The choice depends only on configuration and data, so that weights are the same in every run.
     """
     if setup.config.training.num_threads is None and trainer.device.type == "cpu":
         facts, steps = setup.facts, trainer.steps_per_epoch
@@ -81,13 +81,13 @@ def take_threads(setup: Setup, trainer: Trainer) -> None:
 
 
 def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
-    """Steps from packed frames where that can be done and pays, replayed on a GPU; shared among the devices.
+    """Let steps run on packed frames if that is possible and faster; replayed on a GPU, and shared among the devices.
 
     Returns:
-        What there is to say of it.
+        A line for the log.
 
     Raises:
-        BadConfig: it was asked for and cannot be.
+        BadConfig: the configuration asks for it, and it is not possible.
     """
     wanted = trainer.config.cuda_graphs
     on_gpu, shared = trainer.device.type == "cuda", devices.size > 1
@@ -98,7 +98,7 @@ def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
             return "note: steps take about half the time with numba: pip install 'torchmdnet2[cpu]'"
         return None
     if shared and not wanted:
-        raise BadConfig("training.cuda_graphs: several devices need it; set it to auto or true")
+        raise BadConfig("training.cuda_graphs: several devices need CUDA graphs; set it to auto or true")
     reason = pack_trainer(trainer, devices)
     if reason is not None and shared:
         raise BadConfig(f"several devices cannot be used with {reason}; start one process, without torchrun")
@@ -112,11 +112,11 @@ def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
         return f"{devices.size} processes, each with a share of every batch; {memory}"
     if on_gpu:
         return f"steps are replayed from CUDA graphs; {memory}"
-    return "steps run on compiled kernels; the first step may wait half a minute for them, once"
+    return "steps run on compiled kernels; compiling them may take half a minute before the first step, once"
 
 
 def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
-    """Say what is about to be trained on what."""
+    """Log data, model and settings at the start."""
     facts = setup.facts
     parameters = sum(p.numel() for p in trainer.parameters)
     counts = ", ".join(f"{len(setup.frames[name])} {name}" for name in SUBSETS if name in setup.frames)
@@ -148,14 +148,14 @@ _SETTLED = 0.7  # of the time of the pass before: it was no faster
 
 
 def run_check(config: Config, log: TrainingLog) -> None:
-    """Open the data, check the labels, build the model, take a few steps on throw-away weights, report.
+    """Open the data, check the labels, build the model, take a few steps on weights that are not kept, report.
 
     Args:
         config: from `load_config`.
         log: where to report.
 
     Raises:
-        BadConfig, BadData, FileNotFoundError, TrainingDiverged: as the training would.
+        BadConfig, BadData, FileNotFoundError, TrainingDiverged: as the training.
     """
     with own_torch_state(config):
         setup = make_setup(config)
@@ -199,12 +199,12 @@ def run_check(config: Config, log: TrainingLog) -> None:
             alone, _ = _measure(trainer)
             log.say(f"threads: {threads}, {1e3 * seconds:.0f} ms a step; with one {1e3 * alone:.0f} ms")
             if alone < seconds:
-                log.say("note: one thread is faster here and now: training.num_threads: 1")
+                log.say("note: one thread is faster at the moment: training.num_threads: 1")
         log.say("the configuration is fine; nothing was written")
 
 
 def _measure(trainer: Trainer) -> tuple[float, float]:
-    """Seconds of one step, and bytes that it needs, on the first batches of the first epoch."""
+    """Duration in s and memory in bytes of one step, on the first batches of the first epoch."""
     order = (training_batches(trainer.train, trainer.config, 0) * (_STEPS + 1))[: _STEPS + 1]
     if trainer.packed is not None:
         _device_memory(trainer.device, reset=True)
@@ -228,7 +228,7 @@ def _measure(trainer: Trainer) -> tuple[float, float]:
 
 
 def _run(trainer: Trainer, order: list[list[int]]) -> float:
-    """Seconds that these steps take."""
+    """Duration of these steps in s."""
     _wait(trainer.device)
     start = time.perf_counter()
     for _ in trainer.steps(order):
@@ -243,7 +243,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _device_memory(device: torch.device, reset: bool = False) -> float:
-    """Most bytes that were in use on a GPU since the last reset; 0 on a CPU."""
+    """Largest memory of a GPU in bytes since the last reset; 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     if reset:
@@ -252,7 +252,7 @@ def _device_memory(device: torch.device, reset: bool = False) -> float:
 
 
 def _activation_bytes(trainer: Trainer, batches: list) -> float:
-    """Tensors kept for the gradient of the largest of the batches, or the device's own count."""
+    """Bytes of tensors that are kept for the gradient of the largest batch, or of the device's memory."""
     largest = max(batches, key=lambda parts: sum(part.neighbors.num_edges for part in parts))
     if trainer.device.type == "cuda":
         _device_memory(trainer.device, reset=True)

@@ -41,12 +41,12 @@ Subsets = dict[str, tuple[Dataset, list[int]]]
 def joined(parts: Sequence[Subsets], sources: Sequence[SourceConfig], levels: Sequence[str]) -> Subsets:
     """The subsets of several sources, whose frames have their level of theory, and their weight, as labels.
 
-    Training frames of a source with a share are repeated, so that none is left out.
+    Training frames of sources with a share are repeated; none is left out.
 
     Args:
         parts: subsets of each source.
         sources: as in the configuration.
-        levels: names, whose places are the labels.
+        levels: names; their indices are the labels.
     """
     found: Subsets = {}
     for name in SUBSETS:
@@ -72,9 +72,9 @@ def joined(parts: Sequence[Subsets], sources: Sequence[SourceConfig], levels: Se
 
 
 def _with_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list[int]:
-    """Frames of each source in an epoch: the shares hold, and no source has fewer than it has frames.
+    """Number of frames of each source in an epoch: as the shares demand, and at least all frames of a source.
 
-    Sources without a share divide what the others leave, by their frames.
+    Sources without a share divide the rest, in proportion to their frames.
     """
     rest = 1 - sum(share for share in shares if share is not None)
     others = sum(n for n, share in zip(counts, shares, strict=True) if share is None)
@@ -84,11 +84,12 @@ def _with_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list[
 
 
 def open_subsets(config: DataConfig, keys: dict[str, str], units: dict[str, str]) -> Subsets:
-    """subset -> (data set, indices of its frames); validation and test have own files or are split from train's.
+    """subset -> (data set, indices of its frames); validation and test have separate files or are split from those of
+    train.
 
     Raises:
         FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
-        BadConfig: the split asks for more frames than there are, or is not one of this data.
+        BadConfig: the split asks for more frames than there are, or belongs to other data.
     """
 
     def opened(path: str | list[str]) -> Dataset:
@@ -120,7 +121,7 @@ def open_subsets(config: DataConfig, keys: dict[str, str], units: dict[str, str]
 
 
 def _named(config: DataConfig, subset: str) -> list[str]:
-    """The subsets of a published data set that stand instead of files for validation or test.
+    """The subsets of a published data set that are given instead of files for validation or test.
 
     Raises:
         BadConfig: there is neither such a subset nor such a file, or training has these frames.
@@ -145,7 +146,7 @@ def _named(config: DataConfig, subset: str) -> list[str]:
 
 
 def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
-    """Random indices of each subset that has no separate file; a function of the seed and the number of frames."""
+    """Random indices of each subset without separate files; they depend on the seed and the number of frames only."""
     split = config.split
     validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
     try:
@@ -160,7 +161,7 @@ def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int
 
 
 def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
-    """Indices from a splits.json that an earlier run wrote."""
+    """Indices from a splits.json of an earlier run."""
     try:
         return read_splits(str(config.split.file), main, files_of(config, "train", main))
     except (OSError, BadData) as error:
@@ -168,7 +169,7 @@ def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
 
 
 def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
-    """The data files that a subset comes from, patterns resolved as `open_dataset` does."""
+    """The data files of a subset, with patterns resolved as by `open_dataset`."""
     if config.sources is not None:
         return [file for part in config.parts for file in files_of(part, subset, dataset)]
     paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
@@ -211,10 +212,10 @@ def labels_of(config: DataConfig, keys: dict[str, str]) -> dict[str, str]:
 
 
 def file_digests(config: DataConfig, subsets: Mapping[str, Dataset]) -> dict[str, str]:
-    """sha256 of every data file; those that a cache was made of are known from there.
+    """sha256 of every data file; a cache knows those of its files.
 
     Args:
-        config: where the files are.
+        config: it names the files.
         subsets: subset -> its data set.
     """
     known = {
@@ -228,10 +229,10 @@ def file_digests(config: DataConfig, subsets: Mapping[str, Dataset]) -> dict[str
 
 
 def require_searchable(frames: Frames) -> None:
-    """Raise BadConfig for a cutoff within which periodic frames have neighbors beyond number: the search never ends.
+    """Raise BadConfig for a cutoff within which periodic frames have too many neighbors for a search.
 
     Args:
-        frames: a hundred of them, evenly spread, are looked at.
+        frames: a hundred of them, evenly spread, are checked.
     """
     for k in np.unique(np.linspace(0, len(frames) - 1, min(len(frames), 100)).astype(int)).tolist():
         system = frames.data.batch(frames.indices[[k]]).system
@@ -241,13 +242,13 @@ def require_searchable(frames: Frames) -> None:
         if neighbors > _MOST_NEIGHBORS:
             raise BadConfig(
                 f"model.cutoff: within {frames.cutoff:g} Å, an atom of {frames.name(k)} has about {neighbors:.2g} "
-                f"neighbors, and {_MOST_NEIGHBORS} is the most that is tried; 4 to 8 Å are usual. Is data.units.length "
+                f"neighbors, and at most {_MOST_NEIGHBORS} are allowed; 4 to 8 Å are usual. Is data.units.length "
                 "right?"
             )
 
 
 def periodic_heights(system: System) -> Tensor:
-    """Distances between the planes that images of one structure repeat by, along each of its periodic vectors, Å."""
+    """Distances between the lattice planes of a structure along each of its periodic vectors, Å."""
     vectors = system.cell[0][system.pbc[0]].double()  # [k, 3]
     return torch.linalg.inv(vectors @ vectors.T).diagonal().rsqrt()
 
@@ -271,7 +272,7 @@ def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
 
 
 class Compositions(Sequence[dict[int, int]]):
-    """What each frame is made of: element -> atoms; kept as a table.
+    """The composition of each frame: element -> number of atoms; stored as a table.
 
     Args:
         elements: [K] atomic numbers.
@@ -310,7 +311,7 @@ _TOLD = 20  # words in a message
 
 
 def weight_keys(config: Config, keys: KeysConfig | None = None) -> dict[str, str]:
-    """What is read of the data for weights and groups of frames: label -> its name there.
+    """Entries of the data that give weights and groups of frames: label -> its name in the data.
 
     Args:
         config: of the run.
@@ -323,7 +324,7 @@ def weight_keys(config: Config, keys: KeysConfig | None = None) -> dict[str, str
 
 
 def weight_notes(config: Config, subsets: Mapping[str, Frames]) -> Iterator[str]:
-    """How many training frames have which weight, in words.
+    """The weights of training frames and their numbers, in words.
 
     Raises:
         BadConfig: no frame of any subset is of a kind that has a weight.
