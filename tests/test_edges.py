@@ -128,7 +128,7 @@ CHARGES = {"1": 0.1, "6": 0.0, "8": -0.1}
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"model": "tensornet2", "arguments": {"q_dim": 2}}, "shares out the charge of the whole structure"),
+        ({"model": "tensornet2", "arguments": {"q_dim": 2}}, "distributes the charge of the whole structure"),
         ({"head": {"name": "scalar", "reduce": "mean"}}, "takes a mean over the structure"),
         ({"priors": [{"name": "coulomb", "charges": CHARGES}]}, "sums over all pairs"),
         (

@@ -45,7 +45,7 @@ def simulation():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model": "tensornet2", "arguments": {"q_dim": 2}}, "shares out the charge of the whole structure"),
+        ({"model": "tensornet2", "arguments": {"q_dim": 2}}, "distributes the charge of the whole structure"),
         ({"head": {"name": "scalar", "reduce": "mean"}}, "takes a mean over the structure"),
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}}]}, "sums over all pairs"),
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}, "method": "ewald"}]}, "'ewald' sums over the whole"),

@@ -123,7 +123,7 @@ def test_a_larger_spread_is_for_training_only(scripts, tmp_path, subset):
     sampler = label.Sampler(teacher, None, options)
     job = label.Job(f"{subset}-003-0000", molecules(scripts)[:6], ["x"] * 6)
     count = label.label_job(job, tmp_path / "a.h5", sampler)
-    assert (count, sampler.left_out["teacher is not sure"]) == ((18, 0) if subset == "train" else (0, 18))
+    assert (count, sampler.left_out["teacher is uncertain"]) == ((18, 0) if subset == "train" else (0, 18))
 
 
 def test_kinds_that_come_first(scripts, tmp_path):
