@@ -321,7 +321,7 @@ def test_paths_that_are_not_covered_say_so():
         ({"head": {"name": "scalar", "num_hidden_layers": 1}}, "hidden layer"),
         ({"head": {"name": "scalar", "activation": "tanh"}}, "hidden layer"),
         ({"head": {"name": "scalar", "reduce": "mean"}}, "mean"),
-        ({"priors": [{"name": "coulomb", "charges": {"H": 0.1}, "method": "ewald"}]}, "themselves alone: Coulomb"),
+        ({"priors": [{"name": "coulomb", "charges": {"H": 0.1}, "method": "ewald"}]}, "by autograd: Coulomb"),
         ({"atom_filter": 1}, "atom filter"),
         ({"model": {"name": "tensornet", "hidden_channels": 12}, "elements": [1]}, "power of two"),
     ]:

@@ -117,7 +117,7 @@ def test_lattice_sums_of_a_model_of_molecules(coulomb):
     evaluator, cell = Evaluator(model), system(4, CELL, 1.0)
     assert_same(evaluator(cell, stress=True), model, cell, True)
     report = evaluator.report()
-    assert "  fused" in report and "by autograd of themselves alone" not in report
+    assert "  fused" in report and "priors by autograd" not in report
     parts = [system(3, None, 1.0), cell]
     mixed, alone = evaluator(System.concatenate(parts)), [evaluator(part) for part in parts]
     for name in ("energy", "forces", "atom_energies", "charges"):
