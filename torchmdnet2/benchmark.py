@@ -115,6 +115,7 @@ def time_steps(
     sides: Sequence[int] = SIDES,
     seconds: float = 60.0,
     tell: Callable[[Timing], None] = lambda timing: None,
+    level: str | None = None,
 ) -> Benchmark:
     """Time boxes of water, the smallest first, or droplets if the model sums over all pairs.
 
@@ -125,11 +126,12 @@ def time_steps(
         seconds: time for the boxes after the first one, which also compiles kernels. A box that is expected to take
             longer is left out.
         tell: is called with each result.
+        level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
         BadData: the model does not know H and O.
     """
-    potential = standard_potential().to(device) if model is None else load(model, device)
+    potential = standard_potential().to(device) if model is None else load(model, device, level=level)
     missing = [symbol for z, symbol in ((1, "H"), (8, "O")) if potential.elements and z not in potential.elements]
     if missing:
         raise BadData(f"{model}: the benchmark needs water, and this model does not know {' and '.join(missing)}")
@@ -158,18 +160,19 @@ def time_steps(
     return Benchmark(model or "standard", where, path, periodic, timings, stopped, names)
 
 
-def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,)) -> str:
+def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,), level: str | None = None) -> str:
     """Compile the kernels that a model needs on this machine for structures of these sizes, and keep them on disk.
 
     Args:
         model: .tmn file or the name of a potential.
         device: where it will run.
         sizes: numbers of atoms; on a GPU kernels differ between sizes.
+        level: level of theory, of a model that was trained on several; None: its default.
 
     Returns:
         The path that runs, see `Evaluator.report`.
     """
-    potential = load(model, device)
+    potential = load(model, device, level=level)
     evaluator = Evaluator(potential)
     for size in sizes:
         system = _lattice(potential, size).to(device)

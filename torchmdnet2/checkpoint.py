@@ -23,6 +23,7 @@ from .core.devices import device_of, dtype_of
 from .core.files import atomic_write
 from .errors import BadCheckpoint
 from .potential.cells import coulomb_in_cells
+from .potential.levels import levels_of
 from .potential.novelty import Calibration
 from .potential.potential import Potential
 from .potential.refusals import require_potential
@@ -159,7 +160,9 @@ def from_bytes(
 
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
-    """Configuration, metadata, format_version and sha256 of a model file, checked; "novelty" of a calibrated one.
+    """Levels of theory, configuration, metadata, format_version and sha256 of a model file, checked.
+
+    "levels" lists the default first, and is empty where the file states none. A calibrated model also has "novelty".
 
     Args:
         path: of a model file.
@@ -318,8 +321,8 @@ def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
         if not (isinstance(config, dict) and isinstance(metadata, dict)):
             raise BadCheckpoint(f"{path}: configuration and metadata must be mappings")
         novelty = {"novelty": json.loads(header["novelty"])} if "novelty" in header else {}
-        known = {"config": config, "metadata": metadata, "format_version": version, "sha256": header["sha256"]}
-        return {**known, **novelty}
+        known = {"levels": levels_of(config, metadata), "config": config, "metadata": metadata}
+        return {**known, "format_version": version, "sha256": header["sha256"], **novelty}
     except BadCheckpoint:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:

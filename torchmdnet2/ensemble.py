@@ -20,7 +20,9 @@ from .evaluator import Evaluator
 from .potential.potential import Potential, Result, statistics
 from .system import System
 
-__all__ = ["Ensemble", "EnsembleBoundStep", "EnsembleResult", "combine", "read_ensemble", "write_ensemble"]
+__all__ = [
+    "Ensemble", "EnsembleBoundStep", "EnsembleResult", "combine", "model_files", "read_ensemble", "write_ensemble",
+]  # fmt: skip
 
 
 _FORMAT = "torchmdnet2 ensemble 1"
@@ -68,6 +70,17 @@ def read_ensemble(path: str | os.PathLike) -> list[Path]:
         if read_header(model)["sha256"] != sha256:
             raise BadCheckpoint(f"{model}: not the model that {path} lists: its checksum differs")
     return [model for model, _ in listed]
+
+
+def model_files(model: str | os.PathLike) -> list[str]:
+    """The files or names that a model stands for: those of an ensemble.json, or those with commas between.
+
+    Raises:
+        FileNotFoundError, BadCheckpoint: as `read_ensemble`.
+    """
+    if str(model).endswith(".json"):
+        return [str(file) for file in read_ensemble(model)]
+    return [str(model)] if Path(model).is_file() else str(model).split(",")
 
 
 # --- Ensemble: several potentials of the same quantity, their mean and their spread ---

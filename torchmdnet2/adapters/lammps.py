@@ -67,6 +67,7 @@ def attach(
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
     fix: str = "torchmdnet2",
+    level: str | None = None,
 ) -> Attached:
     """Let a model act on all atoms of a simulation, through a new `fix external`.
 
@@ -83,6 +84,7 @@ def attach(
         dtype: floating-point type of the network; None: as stored.
         allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
         fix: identifier of the fix; the computes it needs start with it too.
+        level: level of theory, of a model that was trained on several; None: its default.
 
     A calibrated model warns about atoms that are unlike those of its training, as the ASE calculator does; at the first
     evaluation and at every 1000th from there.
@@ -108,7 +110,7 @@ def attach(
             f"elements: {len(elements)} given ({','.join(elements)}), but the simulation has {types} atom types: give "
             "the element of each type, in order"
         )
-    potential, _ = open_model(model, device, dtype, allow_untrained_charge)
+    potential, _ = open_model(model, device, dtype, allow_untrained_charge, level=level)
     numbers = atomic_numbers(elements)
     potential.check_elements(torch.tensor(numbers, device=potential.device), lambda k: f"elements: entry {k + 1}")
     domain = choose_domain(potential, charge)

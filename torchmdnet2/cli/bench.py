@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, device_name, make_console
+from .common import Command, add_model, make_console, opening, refuse_idle
 
 if TYPE_CHECKING:
     from ..benchmark import Timing
@@ -17,8 +17,7 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     bench = command("bench", _bench, "time the steps of a model on this machine, for boxes of water")
-    bench.add_argument("model", nargs="?", help=".tmn file, or a name that `torchmdnet2 models` lists (default: the "
-                       "model of docs/performance.md, random weights)")  # fmt: skip
+    add_model(bench, " (default: the model of docs/performance.md, random weights)", nargs="?")
     bench.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
     bench.add_argument("--sides", type=_sides, default="2,4,7,15,32", help="molecules along each side of the boxes, "
                        "separated by commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
@@ -27,7 +26,7 @@ def add(command: Command) -> None:
     bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
 
     warm = command("warm", _warm, "compile the kernels of a model in advance")
-    warm.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    add_model(warm)
     warm.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
     warm.add_argument("--atoms", type=_sides, default="22,200,2000", help="sizes of the structures, separated by "
                       "commas; kernels of a GPU differ between sizes (default: 22,200,2000)")  # fmt: skip
@@ -52,6 +51,9 @@ def _bench(options: argparse.Namespace) -> None:
         raise BadConfig(f"--seconds: must be a positive number, got {options.seconds}")
     if options.output and not Path(options.output).absolute().parent.is_dir():
         raise BadConfig(f"--output: there is no folder {Path(options.output).parent}")
+    if options.model is None:
+        refuse_idle(options, ["level"], "no model is given")
+    settings = opening(options, [options.model] if options.model else [])
     console = make_console()
 
     heads = ["    atoms    ms/step    lowest   highest     ns/day"]
@@ -63,7 +65,7 @@ def _bench(options: argparse.Namespace) -> None:
         row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}{timing.ns_per_day:11.3g}"
         console.print(row + memory, highlight=False, soft_wrap=True)
 
-    found = time_steps(options.model, device_name(options.device), options.sides, options.seconds, tell)
+    found = time_steps(options.model, sides=options.sides, seconds=options.seconds, tell=tell, **settings)
     lines = [f"{found.model} on {found.device}", f"path: {found.path.splitlines()[0] if found.path else ''}"]
     if not found.periodic:
         lines.append("droplets were timed, not periodic boxes: the Coulomb energy of the model is a sum over all pairs")
@@ -76,6 +78,6 @@ def _bench(options: argparse.Namespace) -> None:
 def _warm(options: argparse.Namespace) -> None:
     from ..benchmark import warm
 
-    path = warm(options.model, device_name(options.device), options.atoms)
+    path = warm(options.model, sizes=options.atoms, **opening(options, [options.model]))
     console = make_console()
     console.print(f"ready: {path.splitlines()[0]}", highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, keeping, output_file, refuse_idle
+from .common import Command, add_device, add_model, keeping, opening, output_file, refuse_idle
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -23,7 +23,7 @@ _RATE = 0.02  # of false alarms
 def add(command: Command) -> None:
     """Declare the arguments."""
     fit = command("calibrate", _calibrate, "let a model warn of structures that are unlike its training frames")
-    fit.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; never changed")
+    add_model(fit, "; never changed")
     fit.add_argument("output", nargs="?", help=".tmn file to write: the same model with its calibration")
     fit.add_argument("--train", nargs="+", metavar="FILE", help="frames that the model was trained on")
     fit.add_argument("--validation", nargs="+", metavar="FILE", help="frames of the same kind, not used in training")
@@ -65,7 +65,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         )
     inputs = [options.model, *_files(files, options.format), *([options.split] if options.split else [])]
     output = output_file(options.output, (".tmn",), inputs, "output") if fits else None
-    potential = load(options.model, device_name(options.device), options.dtype)
+    potential = load(options.model, **opening(options, [options.model]))
     if output is not None:
         train, validation = _subsets(potential, options)
         potential.calibration = calibrate(

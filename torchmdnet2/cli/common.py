@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 __all__ = [
-    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_level", "device_name",
-    "frame_numbers", "keeping", "make_console", "note", "output_file", "output_prefix", "print_json", "print_table",
-    "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
+    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_model", "device_name",
+    "frame_numbers", "keeping", "make_console", "note", "opening", "output_file", "output_prefix", "print_json",
+    "print_table", "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index",
+    "steady_streams",
 ]  # fmt: skip
 
 
@@ -118,12 +119,50 @@ def add_coulomb(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_level(parser: argparse.ArgumentParser) -> None:
-    """--level of models of several levels of theory."""
-    told = (
-        "level of theory, of a model that was trained on several (default: its default; `torchmdnet2 card` lists them)"
-    )
+def add_model(parser: argparse.ArgumentParser, more: str = "", nargs: str | None = None) -> None:
+    """Declare the argument of the model, and --level; `opening` reads them.
+
+    Args:
+        parser: of a command.
+        more: what the help says after what a model is.
+        nargs: of argparse.
+    """
+    parser.add_argument("model", nargs=nargs, help=f".tmn file, or a name that `torchmdnet2 models` lists{more}")
+    told = "level of theory, of a model that was trained on several (default: the first that `torchmdnet2 info` lists)"
     parser.add_argument("--level", metavar="NAME", help=told)
+
+
+def opening(options: argparse.Namespace, models: Sequence[str], quiet: bool = False) -> dict[str, Any]:
+    """How a command opens its models: arguments of `torchmdnet2.load`, by name, that the command has options for.
+
+    The level of theory is checked, and stated where a model has several.
+
+    Args:
+        options: of `add_model`, `add_device`, `add_coulomb`, `add_allow_untrained_charge`.
+        models: of the command line.
+        quiet: whether another process states the level.
+
+    Raises:
+        FileNotFoundError, BadCheckpoint: there is no such model, or its file is damaged.
+        BadConfig: a model does not have the level; the message names those that it has.
+    """
+    from ..checkpoint import read_header
+    from ..ensemble import model_files
+    from ..errors import BadConfig
+    from ..potential.levels import chosen_level
+
+    for file in [file for model in models for file in model_files(model)]:
+        levels = read_header(file)["levels"]
+        try:
+            taken = chosen_level(options.level, levels) if options.level else None
+        except ValueError as error:
+            raise BadConfig(f"--{error} ({file})") from None
+        if len(levels) > 1 and not quiet:
+            others = ", ".join(name for name in levels if name != (taken or levels[0]))
+            note(f"{file}: level of theory {taken or f'{levels[0]}, the default'}; --level chooses {others}")
+    names = ("device", "dtype", "allow_untrained_charge", "coulomb", "level")
+    found = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return {**found, **({"device": device_name(found["device"])} if "device" in found else {})}
 
 
 def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:

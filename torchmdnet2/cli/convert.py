@@ -7,7 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_allow_untrained_charge, keeping, output_file, print_table, refuse_idle
+from .common import (
+    Command,
+    add_allow_untrained_charge,
+    add_model,
+    keeping,
+    opening,
+    output_file,
+    print_table,
+    refuse_idle,
+)
 
 if TYPE_CHECKING:
     from ..potential.potential import Potential
@@ -30,7 +39,7 @@ def add(command: Command) -> None:
     other.add_argument("--ignore", help="hyper-parameters to ignore, as in name,name")
 
     back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint, or one for LAMMPS's ML-IAP")
-    back.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    add_model(back)
     back.add_argument("checkpoint", help=".ckpt file to write; .pt for LAMMPS")
     back.add_argument("--to", choices=["torchmd-net", "lammps"], default="torchmd-net", help="(default: torchmd-net)")
     back.add_argument("--elements", help="for LAMMPS: elements that pair_coeff may name, as in H,O")
@@ -132,7 +141,7 @@ def _export(options: argparse.Namespace) -> None:
     from ..importers.torchmd_net import export_checkpoint
 
     checkpoint = output_file(options.checkpoint, (".ckpt",), [options.model], "checkpoint")
-    potential = load(options.model)
+    potential = load(options.model, **opening(options, [options.model]))
     with keeping(checkpoint):
         export_checkpoint(potential, checkpoint)
     print(f"wrote {checkpoint}")
@@ -148,7 +157,7 @@ def _export_to_lammps(options: argparse.Namespace) -> None:
     elements = [symbol.strip() for symbol in options.elements.split(",")]
     file = output_file(options.checkpoint, (".pt",), [options.model], "checkpoint")
     with keeping(file):
-        potential = load(options.model, allow_untrained_charge=options.allow_untrained_charge)
+        potential = load(options.model, **opening(options, [options.model]))
         export_mliap(potential, file, elements, options.charge, options.units, options.host, keep=True)
     print(f"wrote {file}\n  pair_style mliap unified {file} 0\n  pair_coeff * * {' '.join(elements)}")
 

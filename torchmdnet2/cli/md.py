@@ -11,9 +11,9 @@ from .common import (
     add_charges,
     add_coulomb,
     add_device,
-    add_level,
-    device_name,
+    add_model,
     make_console,
+    opening,
     output_prefix,
     print_table,
     read_frames,
@@ -33,7 +33,7 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     md = command("md", _md, "run molecular dynamics")
-    md.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    add_model(md)
     md.add_argument(
         "start", nargs="?", help="structure in any format of ASE; of several frames the last, or file@0, file@1, …"
     )
@@ -83,11 +83,10 @@ def add(command: Command) -> None:
     )
     md.add_argument("--stop-if-unknown", action="store_true", help="stop when a calibrated model warns")
     add_coulomb(md)
-    add_level(md)
     add_charges(md)
     add_device(md, dtype=None)
     check = command("stability", _stability, "test a model in dynamics: replicas at several temperatures")
-    check.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    add_model(check)
     check.add_argument("frames", help="structures to start from, any format of ASE; some of them as file@10:20")
     check.add_argument("--temperatures", default="300,600", metavar="K,K", help="K, comma-separated (default: 300,600)")
     check.add_argument("--time", type=float, default=10.0, help="length of each run in ps (default: 10)")
@@ -97,7 +96,6 @@ def add(command: Command) -> None:
     check.add_argument("--seed", type=int, default=0, help="seed of the noise; run k has seed + k (default: 0)")
     check.add_argument("--output", default="stability", help="prefix of the files, or a folder (default: stability)")
     add_coulomb(check)
-    add_level(check)
     add_charges(check)
     check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
     add_device(check, dtype=None)
@@ -147,15 +145,11 @@ def _md(options: argparse.Namespace) -> None:
             options.model,
             start,
             chosen,
-            device=device_name(options.device),
-            dtype=options.dtype,
             charge=options.charge,
             spin=options.spin,
             console=console,
-            allow_untrained_charge=options.allow_untrained_charge,
-            coulomb=options.coulomb,
             inner=options.inner,
-            level=options.level,
+            **opening(options, [options.model]),
         )
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -242,15 +236,11 @@ def _stability(options: argparse.Namespace) -> int:
         options.timestep,
         options.friction,
         options.seed,
-        device=device_name(options.device),
-        dtype=options.dtype,
         charge=options.charge,
         spin=options.spin,
         console=console,
-        allow_untrained_charge=options.allow_untrained_charge,
-        coulomb=options.coulomb,
         numbers=numbers,
-        level=options.level,
+        **opening(options, [options.model]),
     )
     written = report.write(prefix)
     _print(report, f"{options.model}: {report.time:g} ps from {options.frames}")

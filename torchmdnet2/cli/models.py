@@ -68,12 +68,12 @@ def _facts(model: NamedModel) -> dict[str, Any]:
         facts["bytes"] = model.path.stat().st_size
     except (OSError, ValueError) as error:
         return {**facts, "error": str(error)}
-    data = header["metadata"].get("data")
     return {
         **facts,
         "model": header["config"].get("model", {}).get("name"),
         "elements": [SYMBOLS[int(z)] for z in header["config"].get("elements") or []],
-        "level_of_theory": data.get("level_of_theory") if isinstance(data, dict) else None,
+        "level_of_theory": (*header["levels"], None)[0],
+        "levels": header["levels"],
         "licence": header["metadata"].get("licence"),
         "sha256": header["sha256"],
     }
@@ -85,7 +85,7 @@ def _print(found: list[dict[str, Any]]) -> None:
         if "error" in facts:
             rows.append([facts["name"], "", facts["error"], "", "", facts["package"]])
             continue
-        said = [" ".join(facts["elements"]), facts["level_of_theory"], facts["licence"]]
+        said = [" ".join(facts["elements"]), ", ".join(facts["levels"]), facts["licence"]]
         size = f"{facts['bytes'] / 1e6:.1f}"
         rows.append([facts["name"], size, *(text or "not stated" for text in said), facts["package"]])
     heads = ("name", "MB", "elements", "level of theory", "licence", "from")

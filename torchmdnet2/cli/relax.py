@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import Command, add_allow_untrained_charge, make_console, output_file
+from .common import Command, add_allow_untrained_charge, add_coulomb, add_model, make_console, opening, output_file
 
 __all__ = ["add"]
 
@@ -31,7 +31,7 @@ def add(command: Command) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; of several, their mean")
+    add_model(parser, "; of several, with commas between, their mean")
     parser.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
     parser.add_argument("output", help=".sdf, .xyz, .csv or .h5; failures are listed beside it, in NAME.failed.txt")
 
@@ -42,6 +42,7 @@ def _add_devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
     parser.add_argument("--report", action="store_true", help="also write a page with plots and pictures")
     parser.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
+    add_coulomb(parser)
     add_allow_untrained_charge(parser)
 
 
@@ -61,8 +62,7 @@ def _relax(options: argparse.Namespace) -> None:
         seed=options.seed,
         cell=options.cell,
         devices=options.devices,
-        dtype=options.dtype,
-        allow_untrained_charge=options.allow_untrained_charge,
+        **opening(options, [options.model]),
         report=options.report,
         dask=options.dask,
         console=make_console(),
@@ -79,8 +79,7 @@ def _score(options: argparse.Namespace) -> None:
         novelty=not options.no_novelty,
         seed=options.seed,
         devices=options.devices,
-        dtype=options.dtype,
-        allow_untrained_charge=options.allow_untrained_charge,
+        **opening(options, [options.model]),
         report=options.report,
         dask=options.dask,
         console=make_console(),

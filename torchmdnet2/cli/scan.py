@@ -9,9 +9,10 @@ from .common import (
     Command,
     add_charges,
     add_device,
-    device_name,
+    add_model,
     make_console,
     note,
+    opening,
     output_prefix,
     print_table,
     read_structure,
@@ -28,11 +29,7 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     scan = command("scan", _scan, "find walls, minima and jumps along the bonds, torsions and contacts of a molecule")
-    scan.add_argument(
-        "model",
-        nargs="+",
-        help=".tmn files, names that `torchmdnet2 models` lists, or an ensemble.json",
-    )
+    add_model(scan, "; several, or an ensemble.json", nargs="+")
     scan.add_argument("molecule", help="a structure near its equilibrium, any format of ASE; one of them as file@3")
     scan.add_argument("--only", metavar="KINDS", help="bond, torsion, contact, separated by commas (default: all)")
     scan.add_argument("--reference", metavar="NAME", help="reference: gfn2-xtb, gfn1-xtb, a model, a calculator of ASE")
@@ -56,12 +53,10 @@ def _scan(options: argparse.Namespace) -> int:
         atoms,
         KINDS if options.only is None else options.only.split(","),
         options.reference,
-        device=device_name(options.device),
-        dtype=options.dtype,
         charge=options.charge,
         spin=options.spin,
-        allow_untrained_charge=options.allow_untrained_charge,
         console=console,
+        **opening(options, options.model),
     )
     written = report.write(prefix)
     _print(report)

@@ -202,10 +202,12 @@ class Teacher(Labeller):
         file: its .tmn file, or the ensemble.json of an ensemble.
         level_of_theory: of its labels; null: as the file says.
         device: cpu, cuda or cuda:N.
+        level: which level of theory of a file that has several; null: its default.
     """
 
-    def __init__(self, file: str, level_of_theory: str | None = None, device: str = "cpu"):
+    def __init__(self, file: str, level_of_theory: str | None = None, device: str = "cpu", level: str | None = None):
         self.file, self.device, self.files = str(Path(file).absolute()), device, (file,)
+        self.level = level
         self._calculator: BaseCalculator | None = None
         self.level_of_theory = level_of_theory or self._stated()
 
@@ -219,17 +221,20 @@ class Teacher(Labeller):
 
     def _stated(self) -> str:
         from ..checkpoint import read_header
-        from ..ensemble import read_ensemble
+        from ..ensemble import model_files
+        from ..potential.levels import chosen_level
 
-        first = read_ensemble(self.file)[0] if self.file.endswith(".json") else self.file
-        data = read_header(first)["metadata"].get("data", {})
-        return str(data.get("level_of_theory", "not stated"))
+        levels = read_header(model_files(self.file)[0])["levels"]
+        try:
+            return chosen_level(self.level, levels) if self.level else (*levels, "not stated")[0]
+        except ValueError as error:
+            raise BadConfig(f"labels.labeller.{error}") from None
 
     def _open(self) -> BaseCalculator:
         from ..adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 
         kind = CommitteeCalculator if self.file.endswith(".json") else TorchMDNet2Calculator
-        return kind(self.file, device=self.device, dtype="float64")
+        return kind(self.file, device=self.device, dtype="float64", level=self.level)
 
 
 @LABELLERS.register("command")

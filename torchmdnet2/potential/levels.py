@@ -12,7 +12,7 @@ from ..registry import PRIORS, did_you_mean
 from .graph import Head
 from .prior import Prior
 
-__all__ = ["Level", "build_levels", "chosen_level"]
+__all__ = ["Level", "build_levels", "chosen_level", "levels_of"]
 
 
 class Level(nn.Module):
@@ -88,21 +88,34 @@ def build_levels(config: Mapping[str, Any], head: Head | None) -> dict[str, Leve
     return levels
 
 
-def chosen_level(name: str, names: Sequence[str], only: str | None) -> str:
+def levels_of(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:
+    """The levels of theory of a model, the default one first; empty where nothing is stated.
+
+    Args:
+        config: of `Potential.from_config`.
+        metadata: of a model file.
+    """
+    if config.get("level") is not None:
+        return [str(config["level"]), *map(str, config.get("levels") or {})]
+    data = metadata.get("data")
+    stated = data.get("level_of_theory") if isinstance(data, Mapping) else None
+    return [stated] if isinstance(stated, str) and stated != "not stated" else []
+
+
+def chosen_level(name: str, names: Sequence[str]) -> str:
     """The name of a level, checked.
 
     Args:
         name: that is asked for.
-        names: of the levels of the model; empty for a model of one level.
-        only: what a model of one level states.
+        names: of the levels of the model, as of `levels_of`.
 
     Raises:
         ValueError: the model does not have it.
     """
-    if name in names or (not names and name == only):
+    if name in names:
         return name
-    if names:
+    if len(names) > 1:
         raise ValueError(f"level: the model has no level '{name}'{did_you_mean(name, names) or '.'} "
                          f"It has {', '.join(names)}")  # fmt: skip
-    raise ValueError(f"level: the model has one level of theory, {only or 'not stated'}, and '{name}' is asked for: "
-                     "leave the level out")  # fmt: skip
+    raise ValueError(f"level: the model has one level of theory, {(*names, 'not stated')[0]}, and '{name}' is asked "
+                     "for: leave the level out")  # fmt: skip

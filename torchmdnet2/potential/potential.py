@@ -22,7 +22,7 @@ from .derivatives import energy_and_gradients, is_differentiated, not_compiled, 
 from .determined import Determined
 from .dipole import charge_dipole
 from .graph import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
-from .levels import Level, build_levels, chosen_level
+from .levels import Level, build_levels, chosen_level, levels_of
 from .novelty import Calibration
 from .output import CHARGES, RESULTS, SPREADS, Output
 from .prior import Prior
@@ -295,11 +295,8 @@ class Potential(nn.Module):
     @property
     def level_of_theory(self) -> str | None:
         """What the labels of the training were computed with; None where the metadata do not state it."""
-        if self.level_names:
-            return self.level_names[0]
-        data = self.metadata.get("data")
-        found = data.get("level_of_theory") if isinstance(data, Mapping) else None
-        return found if isinstance(found, str) and found != "not stated" else None
+        found = levels_of(self.config, self.metadata)
+        return found[0] if found else None
 
     @property
     def device(self) -> torch.device:
@@ -382,7 +379,7 @@ class Potential(nn.Module):
         Raises:
             ValueError: the model does not have this level.
         """
-        chosen_level(name, self.level_names, self.level_of_theory)
+        chosen_level(name, levels_of(self.config, self.metadata))
         if not self.level_names:
             return self
         part = self._with(levels=nn.ModuleList())

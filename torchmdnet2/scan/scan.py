@@ -43,6 +43,7 @@ def scan_molecule(
     spin: int | None = None,
     allow_untrained_charge: bool = False,
     console: Console | None = None,
+    level: str | None = None,
 ) -> ScanReport:
     """Energies and forces along every bond, rotatable torsion and close contact of a molecule, and what is wrong there.
 
@@ -63,6 +64,8 @@ def scan_molecule(
         spin: multiplicity 2S+1, if the structure states none.
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a warning.
         console: where progress is shown; None is silent.
+        level: level of theory, of models that were trained on several; None: their default. A model as reference has
+            its default.
 
     Raises:
         BadConfig: an unknown kind or reference.
@@ -76,7 +79,7 @@ def scan_molecule(
             raise BadConfig(f"'{kind}' cannot be scanned: choose from {', '.join(KINDS)}")
     system = _molecule(atoms, charge, spin)
     with torch.inference_mode(False):
-        surface = ModelSurface(models, device, dtype, allow_untrained_charge)
+        surface = ModelSurface(models, device, dtype, allow_untrained_charge, level)
         surface.check(system)
         check_overlaps(system)
         if isinstance(reference, str):

@@ -159,7 +159,7 @@ class ModelSurface(Surface):
     Args:
         models: a .tmn file, the name of a potential, or a Potential; an ensemble, its ensemble.json, or a list of
             files or names.
-        device, dtype, allow_untrained_charge: as of `torchmdnet2.load`.
+        device, dtype, allow_untrained_charge, level: as of `torchmdnet2.load`.
 
     Raises:
         FileNotFoundError, BadCheckpoint, ValueError: as `torchmdnet2.load` and `Ensemble`.
@@ -171,18 +171,21 @@ class ModelSurface(Surface):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | str | None = torch.float32,
         allow_untrained_charge: bool = False,
+        level: str | None = None,
     ):
         listed = [models] if isinstance(models, str | os.PathLike | Potential | Ensemble) else list(models)
         self.name = ", ".join("a model in memory" if isinstance(m, Potential | Ensemble) else str(m) for m in listed)
         only = listed[0] if len(listed) == 1 else None
         self._evaluate: Evaluator | Ensemble
         if isinstance(only, Ensemble):
-            self._evaluate = only
+            self._evaluate = only if level is None else Ensemble(member.at_level(level) for member in only.members)
         elif only is None or str(only).endswith(".json"):
             files: Any = listed if only is None else only
-            self._evaluate = Ensemble.load(files, device_of(device), dtype_of(dtype), allow_untrained_charge)
+            self._evaluate = Ensemble.load(
+                files, device_of(device), dtype_of(dtype), allow_untrained_charge, level=level
+            )
         else:
-            self._evaluate = Evaluator(open_model(only, device, dtype, allow_untrained_charge)[0])
+            self._evaluate = Evaluator(open_model(only, device, dtype, allow_untrained_charge, level=level)[0])
 
     @property
     def members(self) -> list[Potential]:

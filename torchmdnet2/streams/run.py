@@ -12,14 +12,14 @@ from functools import partial
 from itertools import islice
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from .. import checkpoint
+from ..adapters.model import open_model
 from ..core.devices import device_of
 from ..data.hdf5_file import load_h5py
-from ..ensemble import read_ensemble
+from ..ensemble import model_files
 from ..errors import BadConfig, BadData
 from ..kernels.notice import usable_cores
 from ..potential.potential import Potential
@@ -69,6 +69,8 @@ def relax(
     devices: str | Sequence[str] = "auto",
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
+    coulomb: str | None = None,
+    level: str | None = None,
     block: int | None = None,
     report: bool = False,
     dask: str | Client | None = None,
@@ -94,6 +96,9 @@ def relax(
         devices: "auto" (the first GPU, else the CPU), "all", or names ("cuda:0,cuda:1", "cpu"): a process for each.
         dtype: floating-point type of the network; None: as stored.
         allow_untrained_charge: take total charges that the model was not trained on, with a warning.
+        coulomb: how Coulomb energies over all pairs are summed in cells, "pme" or "dsf", as of `torchmdnet2.load`;
+            None: "pme", or what a Potential that is given has.
+        level: level of theory, of a model that was trained on several; None: its default.
         block: records that are computed, written and, after a kill, repeated together; default: 128 for each
             process on CPUs, 1024 on GPUs, fewer with conformers.
         report: also write a page, `OUT.html`, with distributions, failures and pictures of the lowest structures.
@@ -108,7 +113,8 @@ def relax(
 
     Raises:
         BadConfig: an option is not valid.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError, BadCheckpoint: there is no such file, or the model's is damaged.
+        ValueError: the dtype, `coulomb` or level is none of the model.
         MissingBackend: a package is not installed: RDKit for SMILES or conformers, h5py, matplotlib, distributed.
         BadData: with an output, there are no structures in the input, or all of them fail.
     """
@@ -116,6 +122,7 @@ def relax(
         raise BadConfig("fmax must be positive, steps and conformers at least 1, and the seed at least 0")
     source = _Source(structures, conformers, seed)
     members = _members(model)
+    opening = _checked(members, Opening(dtype, allow_untrained_charge, coulomb, level))
     if cell and len(members) > 1:
         raise BadConfig("cells are relaxed with one model, not with several")
     if cell and conformers is not None:
@@ -127,9 +134,9 @@ def relax(
     names = _devices(devices, model, dask)
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
-    worker = _worker(CellRelaxer if cell else Relaxer, members, options, dtype, allow_untrained_charge)
+    worker = partial(_worker, CellRelaxer if cell else Relaxer, members, options, opening)
     stages = _Stages(source.preparation, partial(_relaxing, worker))
-    wanted = repr((options, conformers, seed, cell, str(dtype)))
+    wanted = repr((options, conformers, seed, cell, opening))
     job = {"model": [_identity(member) for member in members], "input": _identity(structures), "options": wanted}
     return _stream(source, stages, names, block, output, job, console, report, dask)
 
@@ -144,6 +151,8 @@ def score(
     devices: str | Sequence[str] = "auto",
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
+    coulomb: str | None = None,
+    level: str | None = None,
     block: int | None = None,
     report: bool = False,
     dask: str | Client | None = None,
@@ -152,7 +161,8 @@ def score(
     """Energies, forces, charges and novelty of many structures.
 
     Args:
-        model, structures, output, seed, devices, dtype, allow_untrained_charge, report, dask, console: as for `relax`.
+        model, structures, output, seed, devices, dtype, allow_untrained_charge, coulomb, level, report, dask, console:
+            as for `relax`.
         novelty: compute that too, of calibrated models.
         block: records that are computed, written and, after a kill, repeated together; default: 1024.
 
@@ -168,12 +178,13 @@ def score(
     """
     source = _Source(structures, None, seed)
     options, members = BatchOptions(novelty), _members(model)
+    opening = _checked(members, Opening(dtype, allow_untrained_charge, coulomb, level))
     job = {
         "model": [_identity(member) for member in members],
         "input": _identity(structures),
-        "options": repr((options, seed, str(dtype))),
+        "options": repr((options, seed, opening)),
     }
-    worker = _worker(Scorer, members, options, dtype, allow_untrained_charge)
+    worker = partial(_worker, Scorer, members, options, opening)
     stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
     names = _devices(devices, model, dask)
     return _stream(source, stages, names, block or 1024, output, job, console, report, dask)
@@ -182,31 +193,38 @@ def score(
 def _members(model: Model) -> list[str | Potential]:
     """The models, by paths that are the same from every folder: processes elsewhere have another one."""
     if isinstance(model, str | os.PathLike):
-        names = read_ensemble(model) if str(model).endswith(".json") else str(model).split(",")
-        return [str(Path(name).resolve()) if Path(name).is_file() else str(name) for name in names]
+        return [str(Path(name).resolve()) if Path(name).is_file() else name for name in model_files(model)]
     return [model] if isinstance(model, Potential) else [member for each in model for member in _members(each)]
 
 
-def _worker(kind: Any, models: Sequence[str | Potential], options: Any, dtype: Any, untrained: bool) -> Any:
-    """What makes a worker of a kind on a device."""
-    return partial(_make_worker, kind, models, options, dtype, untrained)
+class Opening(NamedTuple):
+    """How models are opened; arguments of `relax`."""
+
+    dtype: torch.dtype | str | None
+    allow_untrained_charge: bool
+    coulomb: str | None
+    level: str | None
+
+    def __call__(self, model: str | Potential, device: str = "cpu") -> Potential:
+        return open_model(model, device, *self)[0]
 
 
-def _make_worker(
+def _checked(models: Sequence[str | Potential], opening: Opening) -> Opening:
+    """Raise, before files are written and processes begun, what opening the models would raise there."""
+    for model in models:
+        opening(model)
+    return opening
+
+
+def _worker(
     kind: Callable[[Potential, Any, Sequence[Potential]], Any],
     models: Sequence[str | Potential],
     options: Any,
-    dtype: torch.dtype | str | None,
-    allow_untrained_charge: bool,
+    opening: Opening,
     device: str,
 ) -> Any:
     (device,) = devices_of(device)
-    first, *others = (
-        model.to(device)
-        if isinstance(model, Potential)
-        else checkpoint.load(model, device, dtype, allow_untrained_charge)
-        for model in models
-    )
+    first, *others = (opening(model, device) for model in models)
     return kind(first, options, others)
 
 
