@@ -104,6 +104,25 @@ def test_only_what_can_be_loaded_is_saved(tmp_path):
     with pytest.raises(ValueError, match=r"head.* not finite"):
         save(potential, tmp_path / "a.tmn")
     assert not list(tmp_path.iterdir())
+    made_by_hand = tiny_potential()
+    made_by_hand.config = {}
+    with pytest.raises(ValueError, match=r"only a potential built by Potential\.from_config can be saved"):
+        save(made_by_hand, tmp_path / "a.tmn")
+    assert not list(tmp_path.iterdir())
+    metadata = {"sha256": "0" * 64}  # not taken for the checksum of the file
+    save(potential := tiny_potential(), tmp_path / "a.tmn", metadata)
+    assert load(tmp_path / "a.tmn").metadata == metadata and potential.metadata != metadata
+
+
+def test_damage_is_named():
+    header = 8 + int.from_bytes(BLOB[:8], "little")
+    for damaged, words in (
+        (BLOB[:-1], "the checksum does not match: the file is damaged; get a fresh copy"),
+        (BLOB[:header].replace(b'"sha256"', b'"sha265"') + BLOB[header:], "no checksum in the header"),
+        (BLOB[:5], "not a torchmdnet2 model file, or cut short"),
+    ):
+        with pytest.raises(BadCheckpoint, match=words):
+            from_bytes(damaged)
 
 
 def test_r21_one_byte_flips():
@@ -181,26 +200,28 @@ CONFIGS = {
 def test_r22_hostile_configuration(case):
     header, data = parts()
     header["__metadata__"]["config"] = json.dumps(CONFIGS[case])
-    with pytest.raises(BadCheckpoint):
+    words = "the model cannot be built from its configuration|configuration and metadata must be mappings"
+    with pytest.raises(BadCheckpoint, match=words):
         from_bytes(signed(header, data))
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "words"),
     [
-        {"format": "other"},
-        {"format_version": "one"},
-        {"config": "{"},
-        {"config": "[" * 100_000},
-        {"metadata": "nothing"},
-        {"metadata": "[1]"},
-        {"config": "null"},
+        ({"format": "other"}, "format 'other' is not a torchmdnet2 model"),
+        ({"format_version": "one"}, "the header cannot be read"),
+        ({"format_version": "0"}, "format version 0; .* the file is not valid"),
+        ({"config": "{"}, "the header cannot be read"),
+        ({"config": "[" * 100_000}, "the header cannot be read"),
+        ({"metadata": "nothing"}, "the header cannot be read"),
+        ({"metadata": "[1]"}, "configuration and metadata must be mappings"),
+        ({"config": "null"}, "configuration and metadata must be mappings"),
     ],
 )
-def test_r22_hostile_metadata(change):
+def test_r22_hostile_metadata(change, words):
     header, data = parts()
     header["__metadata__"].update(change)
-    with pytest.raises(BadCheckpoint):
+    with pytest.raises(BadCheckpoint, match=words):
         from_bytes(signed(header, data))
 
 

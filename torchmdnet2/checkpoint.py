@@ -83,10 +83,9 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
     if calibration is not None:
         header["novelty"] = _sorted_json(calibration.stored_facts())
     blob = _in_fixed_order(to_safetensors(tensors, metadata=header))
-    found = list(_HASH.finditer(blob, 0, 8 + int.from_bytes(blob[:8], "little")))
-    if len(found) != 1:
-        raise ValueError("config and metadata must not contain a key named sha256")
-    start = found[0].start(1)
+    # the only one: config and metadata are strings in the header, whose quotes are escaped
+    (found,) = _HASH.finditer(blob, 8, 8 + int.from_bytes(blob[:8], "little"))
+    start = found.start(1)
     digest = hashlib.sha256(blob).hexdigest().encode()
     return blob[:start] + digest + blob[start + 64 :]
 

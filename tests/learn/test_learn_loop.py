@@ -162,6 +162,8 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
     for _ in range(2):
         with pytest.raises(FileNotFoundError, match="there is no data file"):
             run_learning(parse_learn_config(changed(raw_learn, start__file=str(tmp_path / "none.xyz"))))
+    with pytest.raises(BadConfig, match=r"start\.file: has one frame; two are needed at least, to train on one"):
+        run_learning(parse_learn_config(changed(raw_learn, start__frames=1)))
     named = changed(raw_learn, start__level_of_theory="PBE0")
     with pytest.raises(BadConfig, match=r"start\.level_of_theory: is PBE0, and the labeller computes Morse"):
         parse_learn_config(named)
@@ -200,6 +202,10 @@ def test_nothing_left_to_select(raw_learn, monkeypatch):
         (
             {"labels__labeller": {"name": "command", "command": ["x"], "level_of_theory": "x"}},
             r"labels\.labeller\.comm",
+        ),
+        (
+            {"labels__labeller": {"name": "command", "command": ["x"], "level_of_theory": "x", "output": "a/b.xyz"}},
+            "should be the name of a file, without a folder, got a/b.xyz",
         ),
         ({"selection": {"name": "disagrement"}}, "unknown selection 'disagrement', did you mean 'disagreement'"),
         ({"selection__lowest": 2000.0}, r"selection: lowest \(2000.0\) must be below"),

@@ -120,17 +120,20 @@ def test_cut_and_continued(tmp_path):
     again.close()
     whole.close()
     assert (tmp_path / "part.dcd").read_bytes() == (tmp_path / "whole.dcd").read_bytes()
+    (tmp_path / "other.dcd").write_bytes(bytes(reversed((tmp_path / "part.dcd").read_bytes())))
+    with pytest.raises(BadData, match="is not the file that it was when the restart file was written"):
+        open_trajectory(tmp_path / "other.dcd", 0.5, 10, marks[1])
     with pytest.raises(BadData, match="shorter"):
         open_trajectory(tmp_path / "part.dcd", 0.5, 10, {"frames": 9, "bytes": 10**6})
 
 
 def test_cells_that_a_dcd_file_cannot_hold(tmp_path):
-    for atoms in (
-        Atoms("H", cell=[[0, 5, 0], [5, 0, 0], [0, 0, 5]], pbc=True),
-        Atoms("H", cell=[5, 5, 5], pbc=[True, True, False]),
+    for atoms, words in (
+        (Atoms("H", cell=[[0, 5, 0], [5, 0, 0], [0, 0, 5]], pbc=True), "first vector along x and its second in the xy"),
+        (Atoms("H", cell=[5, 5, 5], pbc=[True, True, False]), "a DCD file knows only structures that are periodic in"),
     ):
         atoms.info["step"] = 0
-        with pytest.raises(BadData, match="DCD"):
+        with pytest.raises(BadData, match=words):
             open_trajectory(tmp_path / "x.dcd", 0.5, 10).write(atoms)
 
 

@@ -150,3 +150,20 @@ def test_rank_correlation():
     assert rank_correlation(a, -a) == pytest.approx(-1.0)
     assert rank_correlation(a, torch.tensor([2.0, 1.0, 4.0, 3.0])) == pytest.approx(0.6)
     assert rank_correlation(a, torch.zeros(4)) == 0
+
+
+def test_potentials_that_are_no_ensemble():
+    from tiny import tiny_potential
+
+    a, b = tiny_potential(elements=[1, 8]), tiny_potential(elements=[6, 7])
+    for members, words in (
+        ([a], "needs at least two potentials to have a spread, got 1"),
+        ([a, b], "no element that all potentials of the ensemble know"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Ensemble(members)
+    c = tiny_potential(elements=[1, 8])
+    for potential, level in ((a, "PBE"), (c, "HF")):
+        potential.metadata["data"] = {"level_of_theory": level}
+    with pytest.warns(UserWarning, match="trained on labels of HF and PBE: their mean is of no level of theory"):
+        Ensemble([a, c])

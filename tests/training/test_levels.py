@@ -179,6 +179,9 @@ FAULTS = {
     "no sources": (lambda raw: raw["data"].update(sources=None, train="a.xyz") or raw.update(levels={"B": {}}),
                    "levels.B: no source has this level"),
     "shares": (lambda raw: raw["data"]["sources"][0].update(share=0.7), r"add up to 1\.1"),
+    "too few shares": (lambda raw: [source.update(share=0.3) for source in raw["data"]["sources"]],
+                       r"shares add up to 0\.6; they should be 1"),
+    "frames of all": (lambda raw: raw["data"].update(validation="a.xyz"), "validation: belongs to each of"),
     "a level of all": (lambda raw: raw["data"].update(level_of_theory="A"), "each of data.sources has its level"),
     "a key of one": (lambda raw: raw["data"]["sources"][0].update(keys={"stress": "s"}), "give data.keys.stress too"),
     "no group": (lambda raw: raw["training"]["loss"].update(relative_energy=1.0), "needs data.keys.group"),
@@ -263,6 +266,8 @@ def test_fine_tuning_with_replay(two, raw_config, tmp_path):
     assert names == ["B", "A/TZ(1.0)"]
     from_level = {**two, "init": {"file": str(path), "level": "A/TZ(1.0)"}}
     assert parse_config(from_level).base().level_of_theory == "A/TZ(1.0)"
+    with pytest.raises(BadConfig, match=r"levels\.A/TZ.*\.scale: fine-tuning keeps the scale of its file"):
+        parse_config({**two, "levels": {"A/TZ(1.0)": {"scale": "own"}}})
     with pytest.raises(BadConfig, match=r"init\.level: the model has no level 'C'"):
         parse_config({**two, "init": {"file": str(path), "level": "C"}})
 
