@@ -137,6 +137,7 @@ def test_values_that_are_no_use():
         (System(z=z, pos=pos, spin=-1), "system 0: its spin multiplicity is negative"),
         (System(z=z, pos=pos, pbc=True), "system 0: periodic along a lattice vector that is zero"),
         (System(z=z, pos=pos, cell=flat), "linearly dependent"),
+        (System(z=z, pos=pos, cell=[[12.0, 0, 0], [12, 1e-3, 0], [0, 0, 12]]), "linearly dependent"),
         (System(z=z, pos=pos, batch=[0, 5], charge=[0.0, 0.0]), "atom 1: its batch index is out of range"),
     ]
     for system, words in cases:

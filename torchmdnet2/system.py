@@ -293,7 +293,7 @@ class System:
         _first(self.spin < 0, "system {}: its spin multiplicity is negative")
         zero = (self.cell == 0).all(2) & self.pbc
         _first(zero.any(1), "system {}: periodic along a lattice vector that is zero; give the cell or set pbc=False")
-        flat = self._periodic_volume() < 1e-6
+        flat = self._periodic_volume() < _FLATTEST
         _first(flat & ~zero.any(1), "system {}: its periodic lattice vectors are linearly dependent")
         return self
 
@@ -311,6 +311,9 @@ class System:
         both = self.pbc[:, :, None] & self.pbc[:, None, :]
         eye = torch.eye(3, dtype=gram.dtype, device=self.device).expand_as(gram)
         return torch.linalg.det(torch.where(both, gram, eye)).clamp(min=0).sqrt()
+
+
+_FLATTEST = 1e-3  # of flatter cells each atom has thousands of images within a cutoff, and no crystal is so flat
 
 
 def _as_tensor(value: Any) -> Tensor:

@@ -492,5 +492,8 @@ def test_what_has_no_conformers_is_named_in_its_record(monkeypatch):
 
 
 def test_a_cell_that_cannot_be_relaxed_is_named(small):
+    for several in (molecule("H2O"), [molecule("H2O")]):
+        (outcome,) = torchmdnet2.score(small, several)
+        assert outcome.structures[0].info["energy"] == pytest.approx(-2081, abs=1)
     (outcome,) = torchmdnet2.relax(small, [molecule("H2O")], cell=True)
     assert outcome.errors and "it has no cell that is periodic along three directions" in str(outcome.errors)

@@ -57,7 +57,7 @@ _BONDS = (".sdf", ".mol", ".smi", ".smiles")
 
 def relax(
     model: Model,
-    structures: str | os.PathLike | Sequence[Atoms],
+    structures: str | os.PathLike | Atoms | Sequence[Atoms],
     output: str | os.PathLike | None = None,
     *,
     fmax: float = 0.02,
@@ -83,7 +83,8 @@ def relax(
     Args:
         model: path of a .tmn file, name of a potential, or a Potential; of a committee, whose mean is taken, a list of
             these, names with commas between, or an ensemble.json.
-        structures: a file of SDF, SMILES, extended XYZ or another format of ASE; or structures. FixAtoms is kept.
+        structures: a file of SDF, SMILES, extended XYZ or another format of ASE; or one or several `ase.Atoms`.
+            FixAtoms is kept.
         output: an .sdf, .xyz, .csv or .h5 file. Failures are listed beside it in `OUT.failed.txt`. A run that was
             killed goes on after the last complete block when it is called again.
         fmax: eV/Å, the largest force at which a structure has converged.
@@ -120,6 +121,7 @@ def relax(
     """
     if not fmax > 0 or steps < 1 or seed < 0 or (conformers is not None and conformers < 1):
         raise BadConfig("fmax must be positive, steps and conformers at least 1, and the seed at least 0")
+    structures = _several(structures)
     source = _Source(structures, conformers, seed)
     members = _members(model)
     opening = _checked(members, Opening(dtype, allow_untrained_charge, coulomb, level))
@@ -143,7 +145,7 @@ def relax(
 
 def score(
     model: Model,
-    structures: str | os.PathLike | Sequence[Atoms],
+    structures: str | os.PathLike | Atoms | Sequence[Atoms],
     output: str | os.PathLike | None = None,
     *,
     novelty: bool = True,
@@ -176,6 +178,7 @@ def score(
         MissingBackend: a package is not installed, as for `relax`.
         BadData: with an output, there are no structures in the input, or all of them fail.
     """
+    structures = _several(structures)
     source = _Source(structures, None, seed)
     options, members = BatchOptions(novelty), _members(model)
     opening = _checked(members, Opening(dtype, allow_untrained_charge, coulomb, level))
@@ -188,6 +191,11 @@ def score(
     stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
     names = _devices(devices, model, dask)
     return _stream(source, stages, names, block or 1024, output, job, console, report, dask)
+
+
+def _several(structures: Any) -> Any:
+    """The structures: a single one is iterated over its atoms otherwise."""
+    return [structures] if hasattr(structures, "get_positions") else structures
 
 
 def _members(model: Model) -> list[str | Potential]:
