@@ -163,10 +163,20 @@ def score(
     """Energies, forces, charges and novelty of many structures.
 
     Args:
-        model, structures, output, seed, devices, dtype, allow_untrained_charge, coulomb, level, report, dask, console:
-            as for `relax`.
-        novelty: compute that too, of calibrated models.
+        model: as for `relax`.
+        structures: as for `relax`.
+        output: as for `relax`.
+        novelty: compute the novelty too, of calibrated models.
+        seed: as for `relax`.
+        devices: as for `relax`.
+        dtype: as for `relax`.
+        allow_untrained_charge: as for `relax`.
+        coulomb: as for `relax`.
+        level: as for `relax`.
         block: records that are computed, written and, after a kill, repeated together; default: 1024.
+        report: as for `relax`.
+        dask: as for `relax`.
+        console: as for `relax`.
 
     Returns:
         As `relax`: the `info` of a structure has energy (eV), largest_force (eV/Å) and novelty, its `arrays` have
