@@ -136,11 +136,13 @@ def test_torch_sim_gives_the_energy_in_vacuum():
     ts = pytest.importorskip("torch_sim", reason="torch-sim-atomistic is not installed (it needs Python 3.12)")
     from torchmdnet2.adapters.torch_sim import TorchMDNet2Model
 
-    frames = [wrapped(acetate(), cell, 3) for cell in CELLS.values()]
-    state = ts.io.atoms_to_state(frames, torch.device("cpu"), torch.float64)
+    ion = acetate()
+    ion.info["charge"] = -1
+    frames = [wrapped(ion, cell, 3) for cell in CELLS.values()]
+    state = ts.io.atoms_to_state(frames, torch.device("cpu"), torch.float64, system_extras_map={"charge": "charge"})
     model = TorchMDNet2Model(charged_potential(), isolated=True, compute_stress=True, allow_untrained_charge=True)
     found = model(state)
-    expected = charged_potential()(System.from_ase([acetate()] * 3))
+    expected = charged_potential()(System.from_ase([ion] * 3))
     torch.testing.assert_close(found["energy"], expected.energy.detach(), rtol=1e-9, atol=0)
     torch.testing.assert_close(found["forces"], expected.forces, rtol=0, atol=1e-8)
     assert not found["stress"].any()
