@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from ase.io import write
 from crystals import crystals
 
 from torchmdnet2.errors import BadConfig, BadData
@@ -21,8 +22,6 @@ def notes(raw, total_steps=1000):
 
 
 def written(raw, tmp_path, frames):
-    from ase.io import write
-
     write(tmp_path / "own.xyz", frames, format="extxyz")
     raw = copy.deepcopy(raw)
     raw["data"]["train"] = str(tmp_path / "own.xyz")
@@ -60,6 +59,35 @@ def test_gradients_instead_of_forces(raw_config, tmp_path):
         atoms.calc.results["forces"] *= -1
     (note,) = notes(written(raw_config, tmp_path, frames))
     assert "gradients" in note
+
+
+def test_labels_that_stand_out(raw_config, tmp_path):
+    frames = make_frames(60)
+    frames[7].calc.results["forces"] *= 1000
+    frames[9].calc.results["energy"] += 500
+    raw = written(raw_config, tmp_path, frames)
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    said = notes(raw)
+    for words, frame in (
+        ("training frames have far larger forces than the others: ", 7),
+        ("training frames have energies far from those of their atoms elsewhere: ", 9),
+    ):
+        (note,) = [note for note in said if note.startswith(words)]
+        assert f"own.xyz, frame {frame}" in note and note.count("own.xyz, frame") == 1
+
+
+def test_charges_of_validation_frames_alone(raw_config, tmp_path):
+    frames = make_frames(12)
+    for atoms in frames:
+        atoms.info["charge"] = int(atoms.numbers.sum() % 2)
+    raw = written(raw_config, tmp_path, frames[4:])
+    other = [atoms.copy() for atoms in frames[:4]]
+    for atoms, labelled in zip(other, frames, strict=False):
+        atoms.info["charge"] = 3
+        atoms.calc = labelled.calc
+    write(tmp_path / "validation.xyz", other, format="extxyz")
+    raw["data"] |= {"validation": str(tmp_path / "validation.xyz"), "split": {"test": 0}}
+    assert any("validation frames have the total charges 3, which no training frame has" in n for n in notes(raw))
 
 
 @pytest.mark.parametrize(
