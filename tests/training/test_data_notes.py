@@ -241,6 +241,9 @@ def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
     def frozen(k, atoms, results):
         results["forces"] = np.concatenate([np.zeros((1, 3)), results["forces"][1:]])
 
+    def no_column(k, atoms, results):
+        results["forces"] = results["forces"] * [1, 0, 1]
+
     def no_energy(k, atoms, results):
         results["energy"] *= k != 7
 
@@ -260,6 +263,7 @@ def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
     for fault, said in (
         (no_forces, "forces are exactly 0 on all atoms in 1 of 40 checked training frames: "),
         (frozen, "were they frozen?"),
+        (no_column, "the y components of forces are exactly 0 on all atoms in 40 of 40"),
         (no_energy, "energies are exactly 0 in 1 training frames"),
         (float32, "digits were lost"),
         (rounded, "energies are multiples of 250 meV"),

@@ -293,6 +293,8 @@ class Zeros(NamedTuple):
         looked: frames that were looked at.
         atoms: whose three force components are zero though their surroundings are not symmetric.
         frames: positions of frames in which these are all atoms.
+        axes: x, y or z -> positions of frames in which this component of the forces is zero on all atoms whose
+            surroundings are not symmetric along it, and other components are not.
         energies: positions of frames of several atoms with the energy zero, where others have another one.
         stresses: positions of frames with nine zeros for a stress.
         shears: positions of those with three zeros off the diagonal alone though the structure is not symmetric.
@@ -302,6 +304,7 @@ class Zeros(NamedTuple):
     looked: int
     atoms: int
     frames: np.ndarray
+    axes: dict[str, np.ndarray]
     energies: np.ndarray
     stresses: np.ndarray
     shears: np.ndarray
@@ -325,18 +328,24 @@ def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
     system, none = batch.system, np.zeros(0, dtype=np.int64)
     sizes = system.atom_counts.numpy()
     atoms, frames, stresses, shears, same = 0, none, none, none, none
+    axes: dict[str, np.ndarray] = {}
     neighbors = neighbor_list(system, _CUTOFF)
     vectors = neighbors.vectors(system).detach().double()
     distance = vectors.norm(dim=1, keepdim=True)
     if "forces" in batch.labels:
         pull = torch.cat([vectors * torch.exp(-distance), vectors * torch.exp(-2 * distance)], 1)
-        uneven = pull.new_zeros(system.num_atoms, 6).index_add_(0, neighbors.edge_index[0], pull).abs().amax(1)
-        idle = ((batch.labels["forces"] == 0).all(1) & (uneven > _UNEVEN)).numpy()
+        uneven = pull.new_zeros(system.num_atoms, 6).index_add_(0, neighbors.edge_index[0], pull).abs()
+        idle = ((batch.labels["forces"] == 0).all(1) & (uneven.amax(1) > _UNEVEN)).numpy()
         owner = system.batch.numpy()
         atoms = int(idle.sum())
         some = np.bincount(owner[idle], minlength=len(sizes))
         moved = np.bincount(owner[(batch.labels["forces"] != 0).any(1).numpy()], minlength=len(sizes))
         frames = chosen[(some > 0) & (moved == 0)]
+        for k, axis in enumerate("xyz"):
+            expected = (uneven[:, [k, k + 3]].amax(1) > _UNEVEN).numpy()
+            there = (batch.labels["forces"][:, k] != 0).numpy()
+            empty = (np.bincount(owner[expected], minlength=len(sizes)) > 1) & (moved > 0)
+            axes[axis] = chosen[empty & (np.bincount(owner[there], minlength=len(sizes)) == 0)]
     if "stress" in batch.labels:
         stress, periodic = batch.labels["stress"].flatten(1).numpy(), system.volume.numpy() > 0
         idle = (stress[:, _SHEAR] == 0).all(1) & periodic
@@ -352,7 +361,7 @@ def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
     energies = np.flatnonzero((found.energies == 0) & (found.sizes > 1))
     if not np.nan_to_num(found.energies).any():
         energies = none
-    return Zeros(len(chosen), atoms, frames, energies, stresses, shears, same)
+    return Zeros(len(chosen), atoms, frames, axes, energies, stresses, shears, same)
 
 
 def resolution(found: Statistics) -> float | None:

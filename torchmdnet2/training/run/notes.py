@@ -433,6 +433,12 @@ def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
             f"forces are exactly 0 on {found.atoms} of {batch.system.num_atoms} atoms {many}: were they frozen? Label "
             "them without constraints, or with NaN"
         )
+    for axis, at in found.axes.items():
+        if len(at) > max(2, 0.02 * found.looked):
+            yield (
+                f"the {axis} components of forces are exactly 0 on all atoms in {len(at)} {many}: "
+                f"{first_names([frames.name(int(k)) for k in at])}. Was a column lost? Write NaN for none"
+            )
     if len(found.energies):
         listed = first_names([frames.name(int(k)) for k in found.energies])
         yield f"energies are exactly 0 in {len(found.energies)} training frames: {listed}. Write NaN for none"
