@@ -306,6 +306,7 @@ def test_positions_in_the_unit_that_the_header_states(tmp_path):
             r"w.nwi: .*\(as the format nwchem-in of ase.io\)",
         ),
         ("a.abc", "nothing", "a.abc: cannot be read as a structure: ASE knows no format of structures of this name"),
+        ("a.mol2", "@<TRIPOS>MOLECULE\n", r"\(mol2\): convert it to SDF, which keeps charges, or to extended XYZ"),
         (
             "a.xyz",
             "1\n\n8 0 0 0\n",

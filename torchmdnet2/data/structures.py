@@ -444,7 +444,10 @@ def reason(error: Exception) -> str:
     from ase.io.formats import UnknownFileTypeError
 
     if isinstance(error, UnknownFileTypeError):
-        return f"ASE knows no format of structures of this name or content ({error})"
+        return (
+            f"ASE knows no format of structures of this name or content ({error}): convert it to SDF, which keeps "
+            "charges, or to extended XYZ"
+        )
     symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
     if symbol.isalpha() and len(symbol) <= 3:
         return f"'{symbol}' is not an element"
