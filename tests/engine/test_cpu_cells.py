@@ -47,7 +47,7 @@ def test_pairs_of_500_cells(cutoff):
     for first in range(0, 500, 100):
         system = System.from_ase(frames[first : first + 100])
         search = search_of(system, cutoff)
-        assert search.find(system)
+        assert search.find_in_bins(system)
         require_same(search, system, cutoff)
 
 
@@ -60,7 +60,7 @@ def test_other_positions_and_cells_and_unordered_batches():
     search = search_of(system, 6.0)
     for scale in (1.0, 0.8, 1.1):
         other = system.replace(pos=system.pos * scale, cell=system.cell * scale)
-        assert search.find(other)
+        assert search.find_in_bins(other)
         require_same(search, other, 6.0)
 
 
@@ -71,7 +71,7 @@ def test_each_pair_is_there_in_both_directions():
     for cutoff in (5.6, 2.8 * 3**0.5):
         system = System.from_ase(atoms)
         search = search_of(system, cutoff)
-        assert search.find(system)
+        assert search.find_in_bins(system)
         receiver, sender, vectors = rows_in_order(search.row_ptr, search.sender, search.vectors)
         forth = {(i, j, *v) for i, j, v in zip(receiver, sender, vectors.tolist(), strict=True)}
         assert forth == {(j, i, -x, -y, -z) for i, j, x, y, z in forth} and len(forth) == len(sender)
@@ -84,7 +84,7 @@ def test_rows_do_not_depend_on_the_number_of_threads():
         before = numba.get_num_threads()
         numba.set_num_threads(threads)
         search = search_of(system, 7.0)
-        search.find(system)
+        search.find_in_bins(system)
         numba.set_num_threads(before)
         edges = search.row_ptr[-1]
         found.append((search.row_ptr, search.sender[:edges], search.vectors[:edges]))
@@ -105,20 +105,18 @@ def thin():
 
 @pytest.mark.parametrize("atoms", [spread(), thin()], ids=["spread", "thin"])
 def test_what_bins_are_not_for_is_left_to_the_neighbor_list(atoms):
-    from torchmdnet2.engine.cpu_step import _Rows
-
     system = System.from_ase(atoms)
-    assert not search_of(system, 6.0).find(system)
-    rows = _Rows(6.0, system, False, False)
-    rows.find(system)
-    require_same(rows, system, 6.0)
+    search = search_of(system, 6.0)
+    assert not search.find_in_bins(system)
+    search.find(system)
+    require_same(search, system, 6.0)
 
 
 def test_terms_of_long_cutoffs_are_evaluated_on_it(monkeypatch):
     """Energies and forces are those of the Potential, and no list but the network's is made."""
     from kernels.toy import potential
 
-    from torchmdnet2.engine import cpu_step
+    from torchmdnet2.engine import cpu_searches
     from torchmdnet2.priors import D2
 
     model = potential([D2(cutoff=9.0)])
@@ -133,7 +131,7 @@ def test_terms_of_long_cutoffs_are_evaluated_on_it(monkeypatch):
         cutoffs.append(cutoff)
         return neighbor_list(system, cutoff)
 
-    monkeypatch.setattr(cpu_step, "neighbor_list", spy)
+    monkeypatch.setattr(cpu_searches, "neighbor_list", spy)
     found = evaluator(system)
     assert cutoffs == [model.cutoff]
     largest = float(expected.forces.abs().max())

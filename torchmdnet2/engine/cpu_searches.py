@@ -1,20 +1,104 @@
-"""Neighbor searches on a CPU, compiled by numba: all pairs of small molecules, and bins for other structures.
+"""Neighbor searches on a CPU for structures whose atoms do not change.
 
-Shapes: B structures of n atoms each, N = B·n atoms, E edges.
+`AllPairs` tests all pairs of small molecules, `ListSearch` is the neighbor list, `CellSearch` has bins.
+
+Shapes: N atoms in B structures, E edges.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
 
-from ..kernels.compiling_cpu import compiled, kernel
+from ..kernels.compiling_cpu import compiled, kernel, run_on_threads
+from ..kernels.interfaces import CpuRows
+from ..kernels.thread_tuner import ThreadChoice
+from ..neighbors import NeighborList, neighbor_list
 from ..neighbors.reference import complete_cell
+from ..potential.refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
 
-__all__ = ["CellSearch", "all_pairs"]
+__all__ = ["AllPairs", "CellSearch", "CpuSearch", "ListSearch", "all_pairs"]
+
+_SEARCH_COST = 8
+"""Work of an edge, in the units of `thread_tuner.amount_of_work`."""
+
+
+class CpuSearch(ABC):
+    """Searches edges within a cutoff, into buffers that are used again. Not locked.
+
+    Args:
+        cutoff: Å.
+        num_atoms: N.
+
+    Attributes:
+        cutoff: Å.
+        row_ptr: [N + 1], sender: [≥ E] int64, vectors: [≥ E, 3] float32 Å. Of the last search.
+    """
+
+    def __init__(self, cutoff: float, num_atoms: int):
+        self.cutoff = cutoff
+        self.row_ptr = np.zeros(num_atoms + 1, np.int64)
+        self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
+
+    @property
+    def rows(self) -> CpuRows:
+        """The edges of the last search, for kernels."""
+        return CpuRows(self.row_ptr, self.sender, self.vectors, self.cutoff)
+
+    @abstractmethod
+    def find(self, system: System) -> None:
+        """Search the edges at new positions in a new cell of the same atoms."""
+
+    def _take(self, found: NeighborList, system: System) -> None:
+        """Take the edges of a neighbor list."""
+        self.row_ptr, self.sender = found.row_ptr.numpy(), found.edge_index[1].numpy()
+        self.vectors = found.vectors(system).detach().float().contiguous().numpy()
+
+    def _has_room(self, found: int) -> bool:
+        """Whether the edges fitted into the buffers; if not, they are replaced by larger ones."""
+        if found <= len(self.sender):
+            return True
+        room = found + found // 8
+        self.sender, self.vectors = np.empty(room, np.int64), np.empty((room, 3), np.float32)
+        return False
+
+
+class ListSearch(CpuSearch):
+    """By the neighbor list: any cell; rows are sorted, positions and cell are checked.
+
+    `find` raises ValueError where a position or the cell is not usable, or two atoms are at the same place.
+    """
+
+    def find(self, system: System) -> None:
+        found = neighbor_list(system, self.cutoff)
+        refuse_coincident(found, system)
+        self._take(found, system)
+
+
+# --- All pairs of structures of n atoms each, N = B·n, without cell ---
+
+
+class AllPairs(CpuSearch):
+    """Of structures of equal size without cell, whose atoms lie together; rows are sorted, positions are checked.
+
+    `find` raises ValueError where a position or the cell is not finite, or two atoms are at the same place.
+    """
+
+    def find(self, system: System) -> None:
+        pos = system.pos.detach().numpy().reshape(system.num_systems, -1, 3)
+        if not np.isfinite(system.cell.detach().numpy()).all():
+            system.validate()
+        while True:
+            found = all_pairs(pos, self.cutoff, self.row_ptr, self.sender, self.vectors, SAME_PLACE)
+            if found < 0:
+                system.validate()  # names the atom
+                raise coincident(neighbor_list(system, self.cutoff), system)
+            if self._has_room(found):
+                return
 
 
 @compiled(error_model="numpy")  # no fastmath: it would not see what is not a number
@@ -67,28 +151,29 @@ _FEW = 1000  # atoms of a structure that may share one bin
 _REACH = 50  # bins; thinner cells are left to the neighbor list
 
 
-class CellSearch:
-    """Searches edges of structures whose atoms and periodicity do not change. Not locked.
+class CellSearch(CpuSearch):
+    """Searches in bins, of structures whose atoms and periodicity do not change. Positions and cell are not checked.
 
     Args:
         cutoff: Å.
         system: N atoms in B structures; positions and cell do not matter.
-
-    Attributes:
-        row_ptr: [N + 1], sender: [≥ E] int64, vectors: [≥ E, 3] float32 Å. Of the last search; rows are not sorted.
     """
 
     def __init__(self, cutoff: float, system: System):
-        self._cutoff = cutoff
+        n = system.num_atoms
+        super().__init__(cutoff, n)
+        self._threads = ThreadChoice()
         self._batch, self._pbc = system.batch.numpy().copy(), system.pbc.numpy().copy()
         self._partly = np.flatnonzero(self._pbc.any(1) & ~self._pbc.all(1))
-        n = system.num_atoms
-        self.row_ptr = np.zeros(n + 1, np.int64)
-        self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
         self._bin_of, self._scaled, self._wrapped = np.empty((n, 3), np.int64), np.empty((n, 3)), np.empty((n, 3))
         self._order, self._sorted = np.empty(n, np.int64), np.empty((3, n))
 
-    def find(self, system: System) -> bool:
+    def find(self, system: System) -> None:
+        work, n = _SEARCH_COST * int(self.row_ptr[-1]), len(system.pos)
+        if not run_on_threads(lambda: self.find_in_bins(system), self._threads, work, n, True):
+            self._take(neighbor_list(system, self.cutoff), system)
+
+    def find_in_bins(self, system: System) -> bool:
         """Search the edges at new positions in a new cell, on as many threads as numba is set to.
 
         Args:
@@ -103,7 +188,7 @@ class CellSearch:
             box[b] = complete_cell(cell[b], torch.from_numpy(self._pbc[b])).numpy()
         grid = np.empty((len(box), 6), np.int64)
         count = _assign(
-            pos, self._batch, box, np.linalg.inv(box), self._pbc, self._cutoff, grid, self._bin_of, self._scaled,
+            pos, self._batch, box, np.linalg.inv(box), self._pbc, self.cutoff, grid, self._bin_of, self._scaled,
             self._wrapped,
         )  # fmt: skip
         if count < 0:
@@ -111,14 +196,11 @@ class CellSearch:
         first, start = np.zeros(len(box), np.int64), np.zeros(count + 1, np.int64)
         _sort(self._batch, grid, self._bin_of, self._wrapped, first, start, self._order, self._sorted)
         atoms = self._batch, box, self._pbc, grid, self._bin_of, self._wrapped
-        bins = *atoms, first, start, self._order, self._sorted, self._cutoff * self._cutoff
+        bins = *atoms, first, start, self._order, self._sorted, self.cutoff * self.cutoff
         self.row_ptr[0] = 0
         _count(len(pos), *bins, self.row_ptr, self.sender, self.vectors)
         np.cumsum(self.row_ptr, out=self.row_ptr)
-        found = int(self.row_ptr[-1])
-        if found > len(self.sender):
-            room = found + found // 8
-            self.sender, self.vectors = np.empty(room, np.int64), np.empty((room, 3), np.float32)
+        self._has_room(int(self.row_ptr[-1]))
         _fill(len(pos), *bins, self.row_ptr, self.sender, self.vectors)
         return True
 

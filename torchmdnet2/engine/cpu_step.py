@@ -21,15 +21,14 @@ from ..core.devices import ProcessLock
 from ..kernels.compiling_cpu import compile_side_by_side, compiled, lost_by_fork, run_on_threads
 from ..kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuNetwork, CpuRows, CpuSums, CpuTerm, PathWithHeads
 from ..kernels.thread_tuner import ThreadChoice
-from ..neighbors import neighbor_list
 from ..potential.graph import sum_over_systems
 from ..potential.potential import Potential, Result, require_stress
-from ..potential.refusals import SAME_PLACE, coincident, refuse_coincident
+from ..potential.refusals import SAME_PLACE
 from ..system import System
 from .autograd_term import add_by_autograd
 from .bound import ReferenceBoundStep
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
-from .cpu_searches import CellSearch, all_pairs
+from .cpu_searches import AllPairs, CellSearch, CpuSearch, ListSearch
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, list_edges, voigt
 from .property_heads import PropertyHeads
 from .select import constant_energies, fast_path, kernels_of, list_cutoffs
@@ -40,9 +39,6 @@ __all__ = ["CompiledDomain", "CpuBoundStep", "CpuModel", "CpuStep", "Values", "s
 
 _DENSE = 512
 """Atoms of a structure without cell up to which all pairs are tested, which is faster than a search with bins."""
-
-_SEARCH_COST = 8
-"""Work of an edge, in the units of `thread_tuner.amount_of_work`."""
 
 
 class Values(NamedTuple):
@@ -97,12 +93,15 @@ class CpuStep:
         sizes = np.bincount(self._batch, minlength=system.num_systems)
         same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
-        self._list = _Rows(potential.cutoff, system, dense, True)
+        # positions and cell are checked by the search of the network, the first
+        self._list: CpuSearch = (AllPairs if dense else ListSearch)(potential.cutoff, system.num_atoms)
         device = potential.device
         self._reads_charges = any(prior.uses_charges for prior in potential.priors)
         self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device, True) is None]
         cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
-        self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]
+        self._others = [
+            AllPairs(cutoff, system.num_atoms) if dense else CellSearch(cutoff, system) for cutoff in cutoffs[1:]
+        ]
         self._threads, self._watch = threads, Stopwatch()
         self._terms = [_Term(term, system, [self._list, *self._others]) for term in terms]
 
@@ -200,7 +199,7 @@ class CpuStep:
 class _Term:
     """A term, and the shortest list that reaches its cutoff; None if it needs none."""
 
-    def __init__(self, term: CpuTerm, system: System, lists: list[_Rows]):
+    def __init__(self, term: CpuTerm, system: System, lists: Sequence[CpuSearch]):
         self.term, self.name, self._cost = term.prepare(system), term.name, term.cost
         self.uses_charges = term.uses_charges
         found = [rows for rows in lists if rows.cutoff >= term.cutoff]
@@ -211,59 +210,6 @@ class _Term:
     def work(self) -> int:
         """Work in the units of `thread_tuner.amount_of_work`."""
         return self._cost * (self._pairs if self.list is None else int(self.list.row_ptr[-1]))
-
-
-class _Rows:
-    """Finds the edges within a cutoff of structures whose atoms do not change.
-
-    Args:
-        dense: test all pairs.
-        first: the list of the network, found before the others: it checks positions and cell, and its rows are sorted.
-
-    Attributes:
-        row_ptr: [N + 1], sender: [≥ E] int64, vectors: [≥ E, 3] float32 Å.
-    """
-
-    def __init__(self, cutoff: float, system: System, dense: bool, first: bool):
-        self.cutoff, self._dense, self._first = cutoff, dense, first
-        self._search, self._threads = None if dense or first else CellSearch(cutoff, system), ThreadChoice()
-        self.row_ptr = np.zeros(system.num_atoms + 1, np.int64)
-        self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
-
-    @property
-    def rows(self) -> CpuRows:
-        return CpuRows(self.row_ptr, self.sender, self.vectors, self.cutoff)
-
-    def find(self, system: System) -> None:
-        """Take the edges of these positions and this cell."""
-        if self._dense:
-            self._all_pairs(system)
-            return
-        search = self._search
-        if search is not None:
-            work, n = _SEARCH_COST * int(self.row_ptr[-1]), len(system.pos)
-            if run_on_threads(lambda: search.find(system), self._threads, work, n, True):
-                self.row_ptr, self.sender, self.vectors = search.row_ptr, search.sender, search.vectors
-                return
-        found = neighbor_list(system, self.cutoff)
-        if self._first:
-            refuse_coincident(found, system)
-        self.row_ptr, self.sender = found.row_ptr.numpy(), found.edge_index[1].numpy()
-        self.vectors = found.vectors(system).detach().float().contiguous().numpy()
-
-    def _all_pairs(self, system: System) -> None:
-        pos = system.pos.detach().numpy().reshape(system.num_systems, -1, 3)
-        if not np.isfinite(system.cell.detach().numpy()).all():
-            system.validate()
-        while True:
-            found = all_pairs(pos, self.cutoff, self.row_ptr, self.sender, self.vectors, SAME_PLACE)
-            if found < 0:
-                system.validate()  # names the atom
-                raise coincident(neighbor_list(system, self.cutoff), system)
-            if found <= len(self.sender):
-                return
-            room = found + found // 8
-            self.sender, self.vectors = np.empty(room, np.int64), np.empty((room, 3), np.float32)
 
 
 def _composition(system: System) -> tuple[Tensor, ...]:

@@ -96,6 +96,12 @@ class CpuPairTermOf(CpuTermOf):
             self._table[:, 0] = charges
         slope = sums.charge_slope if p.source == "predicted" else self._unused
         last = sums.energy, sums.forces, sums.virial, slope
+        if p.alone:
+            assert rows is not None
+            n = len(rows.row_ptr) - 1
+            a = self._table[self._key[:n], 0]
+            sums.energy[:n] -= p.strength * p.alone * a * a
+            slope[:n] -= 2 * p.strength * p.alone * a
         if rows is None:
             assert self._all is not None
             KERNELS[p.radial](
@@ -285,7 +291,7 @@ def reaction_field(d, _b, _c, constants, damping):
 
 @inline
 def shifted_force(d, _b, _c, constants, damping):
-    """(erfc(α d) − 1 + f(d))/d − value − slope (d − end); of an atom alone: `_shifted_force`."""
+    """(erfc(α d) − 1 + f(d))/d − value − slope (d − end); of an atom alone: `PairParameters.alone`."""
     lower, inverse, alpha, value, slope, end = constants
     f, f_slope = _short_range(d, lower, inverse, damping)
     r, x = 1 / d, alpha * d
@@ -394,11 +400,7 @@ def _shifted_force(
     begin, stop,
     row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
 ):  # fmt: skip
-    alone = strength * (constants[2] / math.sqrt(math.pi) + constants[3] / 2)
     for i in range(begin, stop):
-        a = table[key[i], 0]
-        energy[i] -= alone * a * a
-        slope[i] -= 2 * alone * a
         slope[i] += _listed(
             shifted_force, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces,
             virial,
