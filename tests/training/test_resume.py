@@ -21,7 +21,13 @@ from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.folder import check_identity
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.steps import trainer as trainer_module
-from torchmdnet2.training.steps.trainer import Trainer, TrainingDiverged, load_state, save_state
+from torchmdnet2.training.steps.trainer import (
+    Trainer,
+    TrainingDiverged,
+    load_exactly,
+    load_state,
+    save_state,
+)
 
 
 def weights_hash(path):
@@ -229,6 +235,12 @@ def test_damaged_state_is_refused(tmp_path):
         path.write_bytes(wrong)
         with pytest.raises(BadCheckpoint, match=r"not a training state|remove the file to start again"):
             load_state(path)
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors: no such training state"):
+        load_state(tmp_path / "none.safetensors")
+    with pytest.raises(
+        BadCheckpoint, match=r"state\.safetensors: the training state belongs to another model: .*Linear"
+    ):
+        load_exactly(torch.nn.Linear(2, 2), tensors, path)
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     assert set(header["__metadata__"]) == {"format", "format_version", "sha256", "state"}
 

@@ -274,6 +274,8 @@ class Attached:
         self._check_settings()
         types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
         ids = lmp.numpy.extract_atom("id", nelem=total).reshape(-1)[:total].astype(np.int64)
+        if not ids[:n].all():  # they begin at 1
+            raise LammpsError("atoms have no identifiers: use atom_modify id yes")
         self._exchange = MpiExchange(self._comm, ids[:n], ids[n:], self._group)
         self.domain.set_atoms(self._numbers[types], ids, n, self._exchange, self._exchange.row_of)
 
@@ -281,8 +283,6 @@ class Attached:
         lmp = self._lmp
         if lmp.extract_global("respa_levels"):
             raise LammpsError("run_style respa does not call fix external: use run_style verlet")
-        if lmp.extract_setting("tag_enable") == 0:
-            raise LammpsError("atoms have no identifiers: use atom_modify id yes")
         often = [lmp.extract_setting(f"neigh_{name}") for name in ("every", "delay", "dist_check")]
         if often != [1, 0, 1]:
             raise LammpsError("atoms could leave the neighbor lists: use neigh_modify every 1 delay 0 check yes")
