@@ -18,6 +18,7 @@ Shapes: N atoms, B structures, M steps of history, n atoms of the largest molecu
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,7 +107,9 @@ class CellRelaxer(TaskWorker[RelaxOptions]):
         atoms = start.copy()
         atoms.calc = self._calculator
         optimizer = LBFGS(FrechetCellFilter(atoms), logfile=None)  # type: ignore[arg-type]
-        converged = bool(optimizer.run(fmax=self.options.fmax, steps=self.options.steps))
+        with warnings.catch_warnings():  # of SciPy, at each step, for errors of 1e-13
+            warnings.filterwarnings("ignore", "logm result may be inaccurate")
+            converged = bool(optimizer.run(fmax=self.options.fmax, steps=self.options.steps))
         energy, forces = float(atoms.get_potential_energy()), atoms.get_forces()
         atoms.calc = None
         if not np.isfinite(energy):
