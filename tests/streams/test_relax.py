@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -432,6 +434,18 @@ def test_a_run_that_is_killed_has_every_record_once(tmp_path, name, kills):
 def _records(folder: Path, name: str = "out.xyz") -> int:
     path = folder / f"{name}.progress"
     return json.loads(path.read_text())["records"] if path.exists() else 0
+
+
+@pytest.mark.parametrize("name", ["in.xyz", "in.extxyz.gz", "in.traj", "in.smi"])
+def test_inputs_are_closed(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("O water\nC methane\n") if name.endswith("smi") else write(path, rattled())
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert len(list(RecordFile(str(path)).unparsed())) > 1
+        next(iter(RecordFile(str(path)).unparsed()))  # and not read to the end
+        gc.collect()
+    assert not [str(one.message) for one in found if issubclass(one.category, ResourceWarning)]
 
 
 def test_a_finished_output_is_kept(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -511,12 +512,13 @@ _ROWS = 256  # at a time
 
 
 class _Trajectory(Sequence):
-    """A sequence of the frames of a trajectory of ASE."""
+    """A sequence of the frames of a trajectory of ASE, whose file is closed with it."""
 
     def __init__(self, path: str):
         from ase.io.trajectory import Trajectory
 
         self.frames: Any = Trajectory(path)
+        weakref.finalize(self, self.frames.close)
 
     def __len__(self) -> int:
         return len(self.frames)

@@ -188,9 +188,13 @@ class RecordFile:
 
     def _read(self) -> Iterator[Record]:
         assert self._split is not None
-        with open(self.path, "rb") as raw, opened(raw, self.path) as file:
+        with (
+            open(self.path, "rb") as raw,
+            opened(raw, self.path) as file,
+            io.TextIOWrapper(file, "utf-8-sig", errors="replace") as text,
+        ):
             self._place = raw
-            for number, record in enumerate(self._split(io.TextIOWrapper(file, "utf-8-sig", errors="replace"))):
+            for number, record in enumerate(self._split(text)):
                 record.number = number
                 yield record
             self._place = None
