@@ -18,6 +18,7 @@ from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run import run as run_module
 from torchmdnet2.training.run.folder import check_identity
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.steps import trainer as trainer_module
@@ -116,6 +117,25 @@ def test_workers_do_not_change_the_weights(raw_config, tmp_path):
         run_training(parse_config(raw))
         hashes.append(weights_hash(tmp_path / str(workers) / "best.tmn"))
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_splits_that_were_edited_since_are_refused(raw_config, monkeypatch, finished):
+    raw_config["training"]["max_epochs"] = 2
+    if not finished:
+        monkeypatch.setattr(run_module, "finish", lambda *_: {})
+    path = run_training(parse_config(raw_config))
+    state, splits = path.with_name("state.safetensors").read_bytes(), path.with_name("splits.json")
+    written = json.loads(splits.read_text())
+    edited = json.loads(splits.read_text())
+    edited["test"]["indices"].append(edited["train"]["indices"].pop())
+    for text in (json.dumps(edited), "{", None):
+        splits.unlink() if text is None else splits.write_text(text)
+        with pytest.raises(BadConfig, match=r"splits\.json is gone or was edited since"):
+            run_training(parse_config(raw_config), resume="auto")
+    assert path.with_name("state.safetensors").read_bytes() == state
+    splits.write_text(json.dumps(written, indent=2))  # the same content
+    assert run_training(parse_config(raw_config), resume="auto") == path
 
 
 def test_what_is_in_the_folder_is_respected(raw_config, tmp_path):

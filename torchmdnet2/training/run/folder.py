@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,8 +22,8 @@ from ..steps.trainer import load_state
 from .references import atom_files
 
 __all__ = [
-    "BEST", "DONE", "HEADER", "STATE", "check_identity", "clear", "differences", "exclusive_folder", "prepare",
-    "protect_config", "protect_inputs", "require_alike",
+    "BEST", "DONE", "HEADER", "SPLITS", "STATE", "check_identity", "clear", "differences", "exclusive_folder", "prepare",
+    "protect_config", "protect_inputs", "require_alike", "require_same_splits", "splits_digest",
 ]  # fmt: skip
 
 
@@ -33,7 +34,7 @@ _OWN: tuple[str, ...] = ("config.output.", "config.data.num_workers")
 def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
     """Raise BadConfig if a run would be resumed with another configuration or other data."""
     different = sorted(differences(now, then))
-    harmless = (*_OWN, "config.training.max_minutes")  # of this start
+    harmless = (*_OWN, "config.training.max_minutes", "splits")  # of this start; follow from the others
     training = now["config"]["training"]
     # what depends on the number of epochs
     if training["lr_schedule"] != "cosine" and not training.get("swa") and not training["loss"].get("schedule"):
@@ -44,6 +45,25 @@ def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> N
         raise BadConfig(
             f"{folder} holds a run of another configuration or other data: {changes}. Resume it unchanged, or choose "
             "another output.folder"
+        )
+
+
+def splits_digest(splits: Any) -> str:
+    """sha256 of the content of a splits.json, whatever its layout."""
+    return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
+
+
+def require_same_splits(folder: Path) -> None:
+    """Raise BadConfig when splits.json of the run in the folder is gone or was edited: the run does not read it."""
+    path, written = folder / SPLITS, load_state(folder / STATE)[1]["identity"].get("splits")
+    try:
+        same = written in (None, splits_digest(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise BadConfig(
+            f"{path} is gone or was edited since this run wrote it, and the run trains on the frames of the original: "
+            "restore it; to train on other frames, give a file as data.split.file and choose another output.folder"
         )
 
 
@@ -93,11 +113,11 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 
 # --- The folder of a run: checks before it is written to, and a lock against other processes ---
 
-STATE, BEST, DONE = "state.safetensors", "best.tmn", "metrics.json"
+STATE, BEST, DONE, SPLITS = "state.safetensors", "best.tmn", "metrics.json", "splits.json"
 HEADER = "# The configuration of this run, with all defaults.\n"
 """The first line of a run's config.yaml; a file without it was not written by a training."""
 
-_REPLACED = (STATE, BEST, DONE, "config.yaml", "splits.json", "log.txt", "metrics.csv", "metrics.jsonl")
+_REPLACED = (STATE, BEST, DONE, "config.yaml", SPLITS, "log.txt", "metrics.csv", "metrics.jsonl")
 _REPORT = ("card.md", "report.html", "outliers.xyz")
 _PATIENCE = 10.0
 """Seconds: data-loading processes of a killed training hold its lock for a moment."""

@@ -35,7 +35,19 @@ from ..steps.batches import Frames, measured_batches
 from ..steps.distributed import Devices
 from ..steps.loss import in_words
 from ..steps.trainer import Hooks, Trainer, catch_signals, load_state
-from .folder import BEST, DONE, HEADER, STATE, check_identity, clear, exclusive_folder, prepare, require_alike
+from .folder import (
+    BEST,
+    DONE,
+    HEADER,
+    SPLITS,
+    STATE,
+    check_identity,
+    clear,
+    exclusive_folder,
+    prepare,
+    require_alike,
+    require_same_splits,
+)
 from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
 from .start import introduce, make_trainer, own_torch_state, pack_steps, run_check, take_threads
 
@@ -90,6 +102,8 @@ def _run(
             prepare(folder, config, resume)  # which makes no folder
             held.enter_context(exclusive_folder(folder))
         resuming = devices.main and prepare(folder, config, resume)
+        if resuming:
+            require_same_splits(folder)
         finished = resuming and (folder / DONE).is_file() and not _extended(folder, config)
         if resuming and _has_best(folder):
             _require_best(folder)
@@ -118,7 +132,7 @@ def _run(
         if devices.main and not resuming:
             clear(folder)  # not before: what would have failed by now has cost no earlier run
             atomic_write(folder / "config.yaml", HEADER + config_yaml(config))
-            atomic_write(folder / "splits.json", json.dumps(setup.splits))
+            atomic_write(folder / SPLITS, json.dumps(setup.splits))
         introduce(setup, trainer, log)
         if packing is not None:
             log.say(packing)

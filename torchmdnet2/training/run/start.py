@@ -24,6 +24,7 @@ from ..steps.distributed import Devices
 from ..steps.loop import pack_trainer, pays_on_cpu, wants_numba
 from ..steps.loss import UNITS
 from ..steps.trainer import Trainer
+from .folder import splits_digest
 from .notes import closest_pair, data_notes
 from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
 
@@ -62,7 +63,7 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
         num_workers=config.data.num_workers,
         state_path=state_path,
         save_every=config.output.save_every_seconds,
-        identity={"config": config.to_dict(), "data": setup.digests},
+        identity={"config": config.to_dict(), "data": setup.digests, "splits": splits_digest(setup.splits)},
     )
 
 
