@@ -22,8 +22,8 @@ from ..steps.trainer import load_state
 from .references import atom_files
 
 __all__ = [
-    "BEST", "DONE", "HEADER", "SPLITS", "STATE", "check_identity", "clear", "differences", "exclusive_folder", "prepare",
-    "protect_config", "protect_inputs", "require_alike", "require_same_splits", "splits_digest",
+    "BEST", "DONE", "HEADER", "SPLITS", "STATE", "check_identity", "clear", "differences", "exclusive_folder",
+    "prepare", "protect_config", "protect_inputs", "require_alike", "require_same_splits", "splits_digest",
 ]  # fmt: skip
 
 
