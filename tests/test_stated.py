@@ -310,6 +310,11 @@ def test_smiles_and_texts_in_arrays(tmp_path):
                     file["one"].attrs["charge"] = charge  # what is stated by name comes first
             wanted = [-2, -1] if charge is None else [charge] * 2
             assert open_dataset(path, {}, EV).batch(range(number)).system.charge.tolist() == wanted[:number]
+    with h5py.File(path := tmp_path / "attribute.h5", "w") as file:
+        file["one/pos"], file["one/types"] = POSITIONS[None], [6, 6, 8, 8, 8, 8]
+        file["one"].attrs["smiles"] = smiles[0]
+    with pytest.warns(StructureWarning, match="formal charges of 'smiles' sum to -2"):
+        open_dataset(path, {}, EV)
 
 
 @pytest.mark.parametrize(

@@ -480,7 +480,7 @@ def _attributes(group: Any) -> dict[str, Any]:
     """Return attributes that may state a charge, spin or unit: numbers and texts."""
     found = {}
     for name in group.attrs:
-        if kind_of(name):
+        if kind_of(name) or "smiles" in name.lower():
             value = group.attrs[name]
             value = value.item() if np.size(value) == 1 and hasattr(value, "item") else value
             found[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
