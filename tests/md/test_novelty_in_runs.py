@@ -141,7 +141,7 @@ def test_large_runs_are_not_looked_at(model, tmp_path, monkeypatch):
         monkeypatch.setattr(place, "LARGEST", 5)
     assert run(model, KNOWN, tmp_path).watch.looks == 2
     assert run(model, KNOWN, tmp_path, replicas=2).watch.looks == 0
-    with pytest.raises(BadConfig, match="6 atoms, and up to 5"):
+    with pytest.raises(BadConfig, match="6 atoms, and at most 5"):
         run(model, KNOWN, tmp_path, replicas=2, stop_if_unknown=True)
     monkeypatch.setattr(watch, "LARGEST", 2)
     calculator = TorchMDNet2Calculator(model)
