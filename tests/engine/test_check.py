@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,10 @@ def test_rounding_passes_and_errors_do_not(cell, prior):
         virial = found.stress.double() * system.volume[:, None, None]
         given = expected, potential, system, "native", 1.0
         require_result(found, virial, *given)
+        for name, words in (("atom_energies", "energy of an atom"), ("energy", "of a structure"), ("forces", "force")):
+            value = getattr(found, name)
+            with pytest.raises(RuntimeError, match=words):
+                require_result(replace(found, **{name: value + 1e-3 * max(1.0, value.abs().max())}), virial, *given)
         wrong = virial + 1e-2 * max(1.0, virial_terms(potential, system)) * torch.eye(3)
         with pytest.raises(RuntimeError, match="virial"):
             require_result(found, wrong, *given)
