@@ -182,11 +182,11 @@ def test_an_element_is_told_once_and_not_for_one_frame_in_fifty():
     calm, moved, broken = (torch.tensor(s) for s in ([0.4, 0.5, 0.5], [0.4, 1.6, 0.5], [0.4, 0.5, 9.0]))
     for score in (calm, calm, moved, calm, calm):
         watch(score, system)
-    assert watch.outside == 1 and not watch.told
+    assert watch.outside == 1 and not watch.reported
     with pytest.warns(NoveltyWarning, match=r"atom 2 \(O\) at 1 ps is unlike .* 9.00") as told:
         watch(broken, system, " at 1 ps")
         watch(broken, system)
-    assert len(told) == 1 and watch.told == {8}
+    assert len(told) == 1 and watch.reported == {8}
     assert watch.summary() == "largest novelty 9.00, above 1 in 3 of 7 frames looked at"
 
 

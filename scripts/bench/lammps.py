@@ -109,7 +109,7 @@ def worker(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         lmp.command(f"run {options.steps} post no")
         comm.Barrier()
-        # a run starts with an evaluation of its own
+        # a run starts with a separate evaluation
         times.append((time.perf_counter() - start) / (options.steps + 1) * 1e3)
     ghosts, calls = attached._exchange.num_ghosts, attached.calls - calls
     facts = {

@@ -58,7 +58,7 @@ def test_md_warns_once_and_goes_on(model, tmp_path):
     with pytest.warns(NoveltyWarning, match=r"atom \d \([HO]\) of replica \d at 0.000 ps is unlike") as told:
         unknown = run(model, UNKNOWN, tmp_path, replicas=2)
     count = sum(issubclass(warning.category, NoveltyWarning) for warning in told)  # other packages warn of theirs
-    assert count == len(unknown.watch.told) <= 2 and unknown.watch.largest > 1
+    assert count == len(unknown.watch.reported) <= 2 and unknown.watch.largest > 1
     assert unknown.rows[-1].step == 20
 
 

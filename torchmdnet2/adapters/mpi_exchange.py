@@ -37,9 +37,9 @@ def gpu_group(comm: MPI.Comm, device: torch.device) -> dist.ProcessGroup | None:
     if comm.size == 1:
         return None
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-    told = comm.allgather((gpu, socket.gethostname(), _can_join(comm)))
-    gpus = {name for name, _host, _joins in told}
-    if "" in gpus or len(gpus) < comm.size or not all(joins for *_, joins in told):
+    answers = comm.allgather((gpu, socket.gethostname(), _can_join(comm)))
+    gpus = {name for name, _host, _joins in answers}
+    if "" in gpus or len(gpus) < comm.size or not all(joins for *_, joins in answers):
         return None
     torch.cuda.set_device(device)
     if dist.is_initialized():
@@ -47,7 +47,7 @@ def gpu_group(comm: MPI.Comm, device: torch.device) -> dist.ProcessGroup | None:
     # rows are sent and received: buffers for sums on switches would be memory for nothing
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     dist.init_process_group(
-        "nccl", store=_store(comm, [host for _gpu, host, _joins in told]), rank=comm.rank, world_size=comm.size,
+        "nccl", store=_store(comm, [host for _gpu, host, _joins in answers]), rank=comm.rank, world_size=comm.size,
         timeout=_TIMEOUT, device_id=device,
     )  # fmt: skip
     atexit.register(_leave, comm)
@@ -181,9 +181,9 @@ class MpiExchange:
             queries = [wanted.astype(np.int64)]
         else:
             home = local_ids % comm.size
-            told = _alltoall(comm, [np.flatnonzero(home == r) for r in range(comm.size)])
+            given = _alltoall(comm, [np.flatnonzero(home == r) for r in range(comm.size)])
             names = _alltoall(comm, [local_ids[home == r] for r in range(comm.size)])
-            known, places = np.concatenate(names), np.concatenate(told)
+            known, places = np.concatenate(names), np.concatenate(given)
             whom = np.repeat(np.arange(comm.size), [len(n) for n in names])
             queries = _alltoall(comm, [wanted[wanted % comm.size == r] for r in range(comm.size)])
         here = _Places(known)

@@ -107,8 +107,8 @@ def refuse_idle(options: argparse.Namespace, names: Iterable[str], why: str) -> 
 
 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:
-    told = "evaluate total charges that the model was not trained on or does not use, which are refused otherwise"
-    parser.add_argument("--allow-untrained-charge", action="store_true", help=told)
+    words = "evaluate total charges that the model was not trained on or does not use, which are refused otherwise"
+    parser.add_argument("--allow-untrained-charge", action="store_true", help=words)
 
 
 def add_coulomb(parser: argparse.ArgumentParser) -> None:
@@ -128,8 +128,8 @@ def add_model(parser: argparse.ArgumentParser, more: str = "", nargs: str | None
         nargs: of argparse.
     """
     parser.add_argument("model", nargs=nargs, help=f".tmn file, or a name that `torchmdnet2 models` lists{more}")
-    told = "level of theory, of a model that was trained on several (default: the first that `torchmdnet2 info` lists)"
-    parser.add_argument("--level", metavar="NAME", help=told)
+    words = "level of theory, of a model that was trained on several (default: the first that `torchmdnet2 info` lists)"
+    parser.add_argument("--level", metavar="NAME", help=words)
 
 
 def opening(options: argparse.Namespace, models: Sequence[str], quiet: bool = False) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def opening(options: argparse.Namespace, models: Sequence[str], quiet: bool = Fa
 
 def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
-    told = dtype or "as stored"
-    parser.add_argument("--dtype", default=dtype, help=f"float32 or float64, of the network (default: {told})")
+    words = dtype or "as stored"
+    parser.add_argument("--dtype", default=dtype, help=f"float32 or float64, of the network (default: {words})")
 
 
 def make_console() -> Console:

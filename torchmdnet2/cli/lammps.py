@@ -30,8 +30,8 @@ def add(command: Command) -> None:
     it.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
     add_allow_untrained_charge(it)
     it.add_argument("--log", default="log.lammps", help="LAMMPS's log file, or none (default: log.lammps)")
-    told = "variable of the script, repeatable, as in --var T=300"
-    it.add_argument("--var", action="append", default=[], metavar="NAME=VALUE", help=told)
+    words = "variable of the script, repeatable, as in --var T=300"
+    it.add_argument("--var", action="append", default=[], metavar="NAME=VALUE", help=words)
 
 
 def _lammps(options: argparse.Namespace) -> None:

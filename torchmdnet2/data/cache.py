@@ -276,7 +276,7 @@ class CachedEdges:
 #
 # A cache is a folder. index.json says what is in it and what it was made from; the numbers are columns (see
 # `columns`): one row per frame (cell, pbc, charge, spin, labels of structures) or per atom (z, pos, labels of atoms),
-# and the neighbor lists of a cutoff in a folder of their own. It is written aside and renamed, so it is there
+# and the neighbor lists of a cutoff in a separate folder. It is written aside and renamed, so it is there
 # complete
 # or not at all.
 

@@ -91,7 +91,7 @@ def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
                 comment = file.readline()
                 lines = list(islice(file, size))
                 head = file.readline()
-                vectors = []  # of ADF, in lines of their own
+                vectors = []  # of ADF, in separate lines
                 while head.lstrip().startswith("VEC"):
                     vectors.append(head)
                     head = file.readline()

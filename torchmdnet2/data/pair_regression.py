@@ -8,9 +8,9 @@ signs and units are right, however different the frames are from each other.
 
 Faults are a table of hypotheses, each compared with labels without a fault. A hypothesis undoes a fault. A linear model
 is fitted to labels of which some frames (or atoms) have the fault undone, in turn with the choice of these frames, from
-two starts: none of them, and all. Right labels are described best as they are. A fault that all frames have is found
-where the model tells one from the other: by the axes, or the order of frames. A sign or a unit is found where frames
-differ in it.
+two starts: none of them, and all. Right labels are described best without a change. A fault that all frames have is
+found where the model tells one from the other: by the axes, or the order of frames. A sign or a unit is found where
+frames differ in it.
 
 Shapes: B frames, N atoms of all of them, E directed edges, P pairs of elements, K functions, C = P·K columns.
 """

@@ -311,7 +311,7 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
         for key in arguments:
             theirs.pop(key, None)  # of other models
     if MODELS[name] == "equivariant_transformer" and not ours["model"].pop("vector_cutoff", False):
-        notes.append("vector_cutoff is on, as it is by default here: without it the energy jumps at the cutoff")
+        notes.append("vector_cutoff is on, the default here: without it the energy jumps at the cutoff")
     if MODELS[name] == "graph_network":
         aggregation = ours["model"].get("aggregation", "add")
         if aggregation == "max":

@@ -349,7 +349,7 @@ class Simulation:
         scores = self.potential.novelty(system.to(self.potential.device)).cpu()
         names = [f"replica {b}" for b in range(self.options.replicas)] if self.options.replicas > 1 else []
         self.watch(scores, system, f" at {step * self.options.timestep * 1e-3:.3f} ps", names)
-        if self.options.stop_if_unknown and self.watch.told:
+        if self.options.stop_if_unknown and self.watch.reported:
             raise UnknownStructure(
                 f"step {step}: stopped, since atoms are unlike those of the training; {self.watch.summary()}. Without "
                 "stop_if_unknown, restart continues from here"

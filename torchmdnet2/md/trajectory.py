@@ -358,8 +358,8 @@ def write_restart(path: str | os.PathLike, state: State, facts: dict[str, Any]) 
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors().items()}
-    told = json.dumps({**facts, "step": state.step}, sort_keys=True)
-    atomic_write(path, save(tensors, metadata={"format": _FORMAT, "facts": told, "digest": _digest(tensors, told)}))
+    stated = json.dumps({**facts, "step": state.step}, sort_keys=True)
+    atomic_write(path, save(tensors, metadata={"format": _FORMAT, "facts": stated, "digest": _digest(tensors, stated)}))
 
 
 def read_restart(path: str | os.PathLike, expected: dict[str, Any]) -> tuple[State, dict[str, Any]]:

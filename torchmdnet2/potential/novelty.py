@@ -288,12 +288,12 @@ class Watch:
     Attributes:
         largest: score so far; 0 before the first look.
         looks, outside: how many there were, and in how many a score was above 1.
-        told: elements that were warned about.
+        reported: elements that were warned about.
     """
 
     def __init__(self) -> None:
         self.largest, self.looks, self.outside = 0.0, 0, 0
-        self.told: set[int] = set()
+        self.reported: set[int] = set()
         self._last: dict[int, deque[Tensor]] = {}
         self._evaluations = 0
 
@@ -332,8 +332,8 @@ class Watch:
             tops = own.new_zeros(system.num_systems).scatter_reduce(0, system.batch, own, "amax")
             last = self._last.setdefault(element, deque(maxlen=_MEAN_OF))
             last.append(tops)
-            if element not in self.told and bool((torch.stack(list(last)).mean(0) > 1).any()):
-                self.told.add(element)
+            if element not in self.reported and bool((torch.stack(list(last)).mean(0) > 1).any()):
+                self.reported.add(element)
                 warnings.warn(_words(own, system, when, names, atom_name), NoveltyWarning, stacklevel=2)
 
     def restart(self) -> None:

@@ -30,7 +30,7 @@ class Preparation:
     """Parses records, and makes conformers of SMILES and where they are asked for.
 
     Attributes:
-        conformers: of each molecule; None: one of a SMILES, and the structures of other records as they are.
+        conformers: of each molecule; None: one of a SMILES, and the structures of other records unchanged.
         seed: of the distance geometry.
     """
 

@@ -90,7 +90,7 @@ def relax(
         fmax: eV/Å, the largest force at which a structure has converged.
         steps: most steps of each.
         conformers: how many RDKit makes of each molecule by distance geometry; None: one of a SMILES, and the
-            structures of other files are taken as they are.
+            structures of other files are taken unchanged.
         ranking: which of these are kept; default: those within 0.26 eV of the lowest, without duplicates.
         seed: of the distance geometry.
         cell: relax the cells too, at zero pressure; one structure after another, by ASE. Otherwise cells are fixed.

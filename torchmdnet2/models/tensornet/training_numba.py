@@ -192,7 +192,7 @@ def add_square_second(dd, dg, d, q, g, u):
 
 @kernel
 def message(out, f, y, row_ptr, sender, pair):
-    """Σ over the edges of an atom of f y of the sender, and f_self y of its own."""
+    """Σ over the edges of an atom of f y of the sender, and f_self y of the atom itself."""
     own = f[f.shape[0] - 1]
     for i in range(y.shape[1]):
         for c in range(y.shape[2]):

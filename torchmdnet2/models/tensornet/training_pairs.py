@@ -31,7 +31,7 @@ class Message(MultilinearOp):
     Slots: f [P + 1, 3, F]; y, result and g [9, M, F].
     """
 
-    directed = False  # whether each direction of a pair has a filter of its own
+    directed = False  # whether each direction of a pair has a separate filter
 
     def __init__(self, pairs: Pairs, use_kernels: bool):
         self.pairs, self.use_kernels = pairs, use_kernels
@@ -113,9 +113,9 @@ def gather_messages(
     out, f, y, row_ptr, sender, pair, num, num_pairs, DIRECTED: tl.constexpr, TURNED: tl.constexpr, F: tl.constexpr,
     BE: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """Σ over the edges of an atom of f y of the sender, and f_self y of its own.
+    """Σ over the edges of an atom of f y of the sender, and f_self y of the atom itself.
 
-    DIRECTED: each direction of a pair, and each atom with itself, has a filter of its own, in the order of
+    DIRECTED: each direction of a pair, and each atom with itself, has a separate filter, in the order of
     tensornet2/training_edges.py of TensorNet2; TURNED takes the filter of the other direction.
     """
     i = tl.program_id(0).to(tl.int64)

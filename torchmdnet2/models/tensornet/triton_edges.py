@@ -488,7 +488,7 @@ def domain_force_kernel(
 ):  # fmt: skip
     """Adds G = dE/dvec of each edge to the force of its receiver, and subtracts it from that of its sender.
 
-    A ghost has no edges of its own, so that there is no reverse edge to be read. forces: [rows of local atoms and
+    A ghost has no edges, so that there is no reverse edge to be read. forces: [rows of local atoms and
     ghosts, 3] int64, in units of 1/FIXED_POINT; virial [N, 9] of the rows, as of `force_kernel`. A gradient that is not
     finite, or has no place in such integers, is left out, and its row's virial is NaN.
     """

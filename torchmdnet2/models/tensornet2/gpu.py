@@ -22,7 +22,7 @@ __all__ = ["ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
 
 @dataclass(frozen=True)
 class FilterTiles(Tiles):
-    """Those of TensorNet, and of what TensorNet2 has of its own.
+    """Those of TensorNet, and of what only TensorNet2 has.
 
     Args:
         chunk: slots whose filters are held at a time, see triton_kernels.py.

@@ -279,7 +279,7 @@ def predict_gradient_kernel(
     F: tl.constexpr, C: tl.constexpr, K: tl.constexpr, GIVEN: tl.constexpr, EXACT: tl.constexpr, PART: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of what the first activation acts on, in the place of h1 [N, F], and beside mean and 1/σ in moments
+    """The gradient of what the first activation acts on, written over h1 [N, F], and beside mean and 1/σ in moments
     [N, 4] the two means that the gradient of the layer norm takes."""
     after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -298,7 +298,7 @@ def predict_gradient_kernel(
     n = tl.arange(0, F)
     a = dot(dc, tl.load(w3t + k[:, None] * F + n[None, :]), tl.zeros([BM, F], tl.float32), PREC)
     a = dot(df, tl.load(w3t + (C + k)[:, None] * F + n[None, :]), a, PREC)
-    # gradients in the place of what they are those of
+    # each gradient is written over its quantity
     at = h2 + row * F + n[None, :]
     tl.store(at, a * silu_slope(tl.load(at, m, other=0.0)), m)
     tl.debug_barrier()  # what the other threads have written is read

@@ -469,7 +469,7 @@ def _count(d, bond, start, inverse):
 
 @inline
 def _pair(listed, vec, pos, e, i, j):
-    """The vector of an edge of atom i, and its squared length; of all pairs, an atom is no neighbor of its own."""
+    """The vector of an edge of atom i, and its squared length; of all pairs, an atom is not its own neighbor."""
     if listed:
         x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
     else:
