@@ -162,7 +162,7 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
     for _ in range(2):
         with pytest.raises(FileNotFoundError, match="there is no data file"):
             run_learning(parse_learn_config(changed(raw_learn, start__file=str(tmp_path / "none.xyz"))))
-    with pytest.raises(BadConfig, match=r"start\.file: has one frame; two are needed at least, to train on one"):
+    with pytest.raises(BadConfig, match=r"start\.frames: should be greater than or equal to 2, got 1"):
         run_learning(parse_learn_config(changed(raw_learn, start__frames=1)))
     named = changed(raw_learn, start__level_of_theory="PBE0")
     with pytest.raises(BadConfig, match=r"start\.level_of_theory: is PBE0, and the labeller computes Morse"):

@@ -18,5 +18,5 @@ def test_says_why_it_is_colder(capsys, tmp_path, monkeypatch, ensemble, later, t
     )
     monkeypatch.setattr("torchmdnet2.md.run_md", lambda *given, **options: found)
     molecule("H2O").write(tmp_path / "water.xyz")
-    assert main(["md", "model.tmn", str(tmp_path / "water.xyz"), "--ensemble", ensemble]) == 0
+    assert main(["md", "organic-small", str(tmp_path / "water.xyz"), "--ensemble", ensemble]) == 0
     assert ("--ensemble nvt" in capsys.readouterr().out) == told

@@ -147,7 +147,7 @@ def test_many_large_forces_are_a_part_of_the_data(raw):
     raw["data"]["split"] = {"validation": 0, "test": 0}
     setup = make_setup(parse_config(raw))
     (note,) = data_notes(setup, 1000)  # they disagree with the structures; as outliers they do not count
-    assert "forces of 12 of 60 training frames" in note
+    assert "forces of 12 of 60 checked training frames" in note
     assert setup.facts["forces_rms"] == setup.statistics["train"].force_rms
 
 
