@@ -238,7 +238,7 @@ def test_units_in_the_names_of_labels(tmp_path, form, energy, forces, units, exp
     if form != "xyz":
         units = EV if units is None and expected == (1.0, 1.0) else {"length": "angstrom", **(units or {})}
     if expected is None:
-        with pytest.raises(BadData, match="given unit|states a unit, but the unit of"):
+        with pytest.raises(BadData, match=r"given unit|states a unit, but the unit of"):
             open_dataset(path, keys, units)
         return
     labels = open_dataset(path, keys, units)[0].labels
