@@ -83,7 +83,7 @@ def folder(tmp_path, monkeypatch):
         ),
         (["md", "m.tmn", "data.xyz", "--ensemble", "xyz"], "ensemble: 'xyz' is unknown. Known: nve"),
         (["stability", "m.tmn", "data.xyz", "--timestep", "0"], "timestep: must be a positive number, got 0.0"),
-        (["import", "ours.yaml", "x.yaml"], "model: should be the name of a model of TorchMD-Net"),
+        (["import", "ours.yaml", "x.yaml"], "model: must be the name of a model of TorchMD-Net"),
         (["config", "--from-torchmd-net", "l.ckpt"], "l.ckpt: not a text file"),
         (["export", "m.tmn", "x.pt"], "'x.pt' is a file for LAMMPS, which needs --to lammps"),
         (["bench", "m.tmn", "--seconds", "-1"], "--seconds: must be a positive number, got -1.0"),

