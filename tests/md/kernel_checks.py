@@ -44,6 +44,23 @@ def test_kernels_are_the_integrators(num, replicas):
         assert torch.equal(state.pos[num // 2], pos[num // 2])
 
 
+def test_a_state_that_is_loaded_again_stays():
+    """A block that fails is repeated from the last good state, several times: no later copy may overwrite it."""
+    atoms, pos, vel = atoms_of(3, 1)
+    engine = GraphEngine(Springs(pos, 1), VelocityVerlet(atoms, 0.5))
+    good = engine.begin(vel)
+    for _ in range(3):
+        engine.launch(2)
+        good = engine.collect()
+    before = good.pos.clone()
+    for _ in range(4):
+        engine.load(good)
+        engine.launch(5)
+        engine.launch(5)
+        engine.drop()
+        assert good.step == 6 and torch.equal(good.pos, before)
+
+
 def outcome(engine, vel, blocks):
     state = engine.begin(vel)
     state.step = 2**31 - 2

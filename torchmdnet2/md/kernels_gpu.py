@@ -413,6 +413,9 @@ class GraphEngine(Engine):
 
     def load(self, state: State) -> None:
         self._state().copy_(state)
+        for k, slot in enumerate(self._slots):
+            if slot.state is state:  # the caller may return to it again: the next copies go to the other slots
+                self._next = (k + 1) % len(self._slots)
         self._outer.load(state.step)
         if self._inner is not None:
             self._inner.load(state.step * self._count)
