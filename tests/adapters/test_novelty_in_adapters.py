@@ -6,11 +6,11 @@ import copy
 import warnings
 
 import pytest
-from ase import Atoms
 from ase.build import molecule
 
+import torchmdnet2
 from torchmdnet2 import System
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.adapters.ase import CommitteeCalculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.potential import novelty as watch
 from torchmdnet2.potential.novelty import NoveltyWarning, calibrate
@@ -63,11 +63,23 @@ def silently(run, *given):
         run(*given)
 
 
-def test_no_atoms(model):
-    """Nothing is unlike anything: a calibrated model gives what others give."""
-    atoms = Atoms()
-    atoms.calc = TorchMDNet2Calculator(model[0])
-    assert atoms.get_potential_energy() == 0.0 and atoms.get_forces().shape == (0, 3)
+def test_ensembles_of_which_some_are_calibrated(model, potential, tmp_path):
+    """The calibrated members count, by one rule for ASE, `score` and `relax`; those of other weights never do."""
+    stale = copy.deepcopy(potential)
+    stale.calibration = copy.copy(model[1].calibration)
+    stale.calibration.facts = {**stale.calibration.facts, "weights": "others"}
+    expected = float(model[1].novelty(System.from_ase(UNKNOWN)).max())
+    for members in ([model[1], potential], [potential, model[1]], [stale, model[1]]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoveltyWarning)
+            found = CommitteeCalculator(members).get_property("novelty", UNKNOWN)
+        assert found.max() == pytest.approx(expected) and expected > 1
+        (scored,) = torchmdnet2.score(members, [UNKNOWN])
+        assert scored.structures[0].info["novelty"] == pytest.approx(expected, rel=1e-6)
+    none = CommitteeCalculator([potential, stale])
+    assert "novelty" not in none.implemented_properties
+    (scored,) = torchmdnet2.score([potential, stale], [UNKNOWN])
+    assert "novelty" not in scored.structures[0].info
 
 
 def test_openmm(model, model_file, monkeypatch):

@@ -118,7 +118,6 @@ def test_ase(model, potential):
             fresh.calculate(KNOWN)
             fresh.calculate(UNKNOWN)
     assert 1 <= len(told) <= 2
-    assert "novelty" not in CommitteeCalculator([model, potential]).implemented_properties
     both = CommitteeCalculator([model, model])
     assert "novelty_std" not in both.implemented_properties
     assert both.get_property("novelty", KNOWN) == pytest.approx(known)

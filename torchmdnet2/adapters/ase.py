@@ -19,7 +19,7 @@ from ..core.devices import ProcessLock
 from ..core.stated import cell_of, charge_and_spin, whole_number
 from ..ensemble import Ensemble, read_ensemble
 from ..evaluator import Evaluator
-from ..potential.novelty import Watch
+from ..potential.novelty import Watch, common_scores, rated
 from ..potential.output import SPREADS
 from ..potential.potential import Potential, has_dipole
 from ..potential.refusals import rename
@@ -134,6 +134,7 @@ class TorchMDNet2Calculator(Calculator):
         self.charge = None if charge is None else whole_number(charge, "charge")
         self.spin = whole_number(0 if spin is None else spin, "spin")
         self._potentials, self._sources = [p for p, _ in opened], [source for _, source in opened]
+        self._rated = rated(self._potentials)
         self._evaluate = ArrayEvaluator(self._evaluator(), self._potentials[0].device)
         self.implemented_properties = self._names()
         self._lock = ProcessLock()
@@ -146,11 +147,12 @@ class TorchMDNet2Calculator(Calculator):
     def _names(self) -> list[str]:
         """Properties that this model provides."""
         extra = [_extra_properties(p) for p in self._potentials]
-        return [*type(self).implemented_properties, *(name for name in extra[0] if all(name in e for e in extra))]
+        common = [name for name in extra[0] if all(name in e for e in extra)]
+        return [*type(self).implemented_properties, *common, *(["novelty"] if self._rated else [])]
 
     def _look(self, structure: Structure, asked: bool) -> dict[str, np.ndarray]:
-        """Compute the novelty, the largest of all members, when it is requested or due."""
-        if any(potential.calibration is None for potential in self._potentials):
+        """Compute the novelty, the largest of all calibrated members, when it is requested or due."""
+        if not self._rated:
             return {}
         atoms = structure.numbers.tobytes()
         if atoms != self._watched:
@@ -160,7 +162,7 @@ class TorchMDNet2Calculator(Calculator):
         if not (asked or due):
             return {}
         system = structure.to_system(self.potential.device)
-        scores = torch.stack([potential.novelty(system) for potential in self._potentials]).amax(0)
+        scores = common_scores(self._rated, system)
         if due:
             self._watch(scores, system)
         return {"novelty": scores.cpu().numpy()}
@@ -416,11 +418,10 @@ class TorchMDNet2Calculator(Calculator):
 
 
 def _extra_properties(potential: Potential) -> list[str]:
-    """ "charges", "dipole", "novelty", and the spread of several members, where the model gives them."""
+    """ "charges", "dipole", and the spread of several members, where the model gives them."""
     given = {
         "charges": "charges" in potential.outputs,
         "dipole": has_dipole(potential.outputs),
-        "novelty": potential.calibration is not None,
         **dict.fromkeys(SPREADS, bool(potential.others)),
     }
     return [name for name, is_given in given.items() if is_given]

@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,8 +28,20 @@ from .graph import Graph, Representation
 
 __all__ = [
     "INTERVAL", "LARGEST", "Calibration", "NoveltyWarning", "UnknownStructure", "Watch", "atom_features",
-    "calibrate", "largest", "weights_checksum",
+    "calibrate", "common_scores", "largest", "rated", "weights_checksum",
 ]  # fmt: skip
+
+
+class _Calibrated(Protocol):
+    """A Potential; its module imports this one."""
+
+    calibration: Calibration | None
+
+    @property
+    def representation(self) -> Any: ...
+
+
+_Some = TypeVar("_Some", bound=_Calibrated)
 
 
 _DIRECTIONS = 32
@@ -246,6 +258,22 @@ def atom_features(representation: Representation, system: System) -> Tensor:
 def largest(scores: Tensor, system: System) -> Tensor:
     """The largest score of each structure, [B]; 0 for one without atoms."""
     return scores.new_zeros(system.num_systems).scatter_reduce(0, system.batch, scores, "amax")
+
+
+def rated(potentials: Iterable[_Some]) -> list[_Some]:
+    """The potentials of an ensemble whose novelty counts: those that are calibrated, for their present weights."""
+    return [p for p in potentials if p.calibration is not None and p.calibration.fits(p.representation)]
+
+
+def common_scores(potentials: Sequence[_Calibrated], system: System) -> Tensor:
+    """The largest novelty that any potential gives each atom, [N] float64.
+
+    Args:
+        potentials: at least one, of `rated`, on one device.
+        system: N atoms, which all of them can evaluate: it is not checked.
+    """
+    found = [p.calibration.scores(p.representation, system) for p in potentials if p.calibration is not None]
+    return torch.stack(found).amax(0)
 
 
 def weights_checksum(representation: Representation) -> str:

@@ -23,6 +23,7 @@ from ..ensemble import Ensemble, EnsembleResult
 from ..evaluator import Evaluator
 from ..md.guard import Unphysical, check_overlaps
 from ..md.setup import refuse_start
+from ..potential.novelty import common_scores, largest, rated
 from ..potential.potential import Potential
 from ..system import System
 from .records import FAULTS, Outcome, Record
@@ -242,8 +243,7 @@ class Worker(ABC, Generic[_Options]):
     @cached_property
     def rated(self) -> list[Potential]:
         """The potentials that are calibrated, where novelty is wanted."""
-        found = self.members if self.options.novelty else []
-        return [p for p in found if p.calibration is not None and p.calibration.fits(p.representation)]
+        return rated(self.members if self.options.novelty else [])
 
     def room(self, largest: int) -> Room:
         """That of the last block, or one where a structure of so many atoms fits."""
@@ -297,20 +297,16 @@ def novelty_of(
     """[B] the largest novelty of the atoms of each structure.
 
     Args:
-        potentials: calibrated ones, which have evaluated the structures: they are not checked again. The largest
-            novelty counts; None is returned where there are none.
+        potentials: of `rated`, which have evaluated the structures: they are not checked again. The largest novelty
+            counts; None is returned where there are none.
         items: the structures.
         sizes: how many atoms each has.
         system: gives some of them, on any device.
     """
-    found = []
-    for potential in potentials:
-        assert potential.calibration is not None
-        device, tops = potential.device, []
-        for part in parts(items, sizes, partial(_fits_features, _MOST.get(device.type, _MOST["cpu"]))):
-            batch = system(part).to(device)
-            scores = potential.calibration.scores(potential.representation, batch)
-            top = torch.zeros(len(part), dtype=torch.float64, device=device)
-            tops.append(top.scatter_reduce(0, batch.batch, scores, "amax").cpu().numpy())
-        found.append(np.concatenate([np.zeros(0), *tops]))
-    return np.max(found, axis=0) if found else None
+    if not potentials:
+        return None
+    device, tops = potentials[0].device, [np.zeros(0)]
+    for part in parts(items, sizes, partial(_fits_features, _MOST.get(device.type, _MOST["cpu"]))):
+        batch = system(part).to(device)
+        tops.append(largest(common_scores(potentials, batch), batch).cpu().numpy())
+    return np.concatenate(tops)
