@@ -13,7 +13,7 @@ from ase.build import bulk, fcc111, molecule
 from tiny import ELEMENTS, REFERENCES, chiral, ethanol, silicon, tiny_potential
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.errors import UnknownElement
+from torchmdnet2.errors import BadData, UnknownElement
 from torchmdnet2.neighbors import neighbor_list
 
 POTENTIAL = tiny_potential()
@@ -268,12 +268,20 @@ def test_not_a_number_is_refused():
 
 
 def test_empty_batch_and_empty_structures():
-    """Bar R13: no structures; a structure without atoms among others."""
+    """Bar R13: no structures; domains without atoms; an empty structure of a user is a mistake, not 0 eV."""
     none = POTENTIAL(System.from_ase([]))
     assert none.energy.shape == (0,) and none.forces.shape == (0, 3)
-    some = POTENTIAL(System.from_ase([Atoms(), ethanol(), Atoms()]))
+    one = System.from_ase(ethanol())
+    some = POTENTIAL(one.replace(batch=one.batch + 1, **{k: getattr(one, k).repeat_interleave(3, 0)
+                                                         for k in ("cell", "pbc", "charge", "spin")}))  # fmt: skip
     assert some.energy[[0, 2]].tolist() == [0.0, 0.0]
     assert float(some.energy[1]) == pytest.approx(energy(POTENTIAL, ethanol()), abs=1e-9)
+    for atoms, words in (
+        (Atoms(), "the structure has no atoms"),
+        ([ethanol(), Atoms()], "structure 1 of the list has"),
+    ):
+        with pytest.raises(BadData, match=words):
+            System.from_ase(atoms)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

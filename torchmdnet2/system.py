@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .core.stated import cell_of, charge_and_spin
+from .errors import BadData
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -197,8 +198,8 @@ class System:
             device: where the tensors go.
 
         Raises:
-            BadData: a charge or spin is not a whole number, or two statements differ; a dummy cell; positions that are
-                not in Å by an entry of `info`.
+            BadData: a structure has no atoms, or the dummy cell of a PDB file; a charge or spin is not a whole number,
+                or two statements differ; positions are not in Å by an entry of `info`.
             TypeError: something else is given.
         """
         import numpy as np
@@ -214,6 +215,8 @@ class System:
         sizes = [len(a) for a in frames]
         pos = np.concatenate([a.get_positions() for a in frames]) if frames else np.zeros((0, 3))
         z = np.concatenate([a.get_atomic_numbers() for a in frames]) if frames else np.zeros(0, dtype=int)
+        if 0 in sizes and several:
+            raise BadData(f"structure {sizes.index(0)} of the list has no atoms: remove it")
         cells = [cell_of(a) for a in frames]
         cell = np.array([cell for cell, _ in cells]).reshape(-1, 3, 3)
         pbc = np.array([pbc for _, pbc in cells]).reshape(-1, 3)

@@ -13,7 +13,7 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase_cases import ethanol
 
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.errors import BadCheckpoint, UnknownElement
+from torchmdnet2.errors import BadCheckpoint, BadData, UnknownElement
 
 # --- refusals -----------------------------------------------------------------------------------------------------
 
@@ -75,12 +75,20 @@ def test_coincident_atoms_give_finite_numbers_or_an_error(potential):
         assert "atom" in str(error)
 
 
-@pytest.mark.parametrize("atoms", [Atoms(), Atoms("H"), Atoms("HH", [[0, 0, 0], [0, 0, 30]])])
-def test_no_atoms_one_atom_no_neighbors(potential, atoms):
+@pytest.mark.parametrize("atoms", [Atoms("H"), Atoms("HH", [[0, 0, 0], [0, 0, 30]])])
+def test_one_atom_no_neighbors(potential, atoms):
     atoms.calc = TorchMDNet2Calculator(potential)
     assert atoms.get_potential_energy() == 0.0
     assert atoms.get_forces().shape == (len(atoms), 3)
     assert not atoms.get_forces().any()
+
+
+def test_no_atoms(potential):
+    """Of a selection that matches nothing: an error, and not an energy of 0 eV."""
+    calculator = TorchMDNet2Calculator(potential)
+    for evaluate in (calculator.get_potential_energy, calculator.get_hessian, lambda a: list(calculator.evaluate([a]))):
+        with pytest.raises(BadData, match="no atoms: a selection that matches nothing"):
+            evaluate(Atoms())
 
 
 @pytest.mark.parametrize("options", [{"device": "cuda:97"}, {"device": "abacus"}, {"dtype": torch.float16}])

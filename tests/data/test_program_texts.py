@@ -62,6 +62,12 @@ DFT = """&FORCE_EVAL
         ("cp2k-restart", DFT.format("CHARGE  -1\n     MULTIPLICITY  2"), [-1], [2]),
         ("cp2k-restart", DFT.format("UKS T"), [], []),
         ("cp2k/output", " DFT| Charge                                     -2\n", [-2], []),
+        ("aims-output", "  Charge =  -1.000000E+00: Charged system requested.\n", [-1], []),
+        ("castep-castep", "  net charge of system                           :  -1.000\n", [-1], []),
+        ("abinit-in", "acell 8 8 8\ncharge -1\n", [-1], []),
+        ("onetep-in", "charge : -2\nspin_polarized T\n", [-2], []),
+        ("octopus-in", "ExcessCharge = 1\n", [1], []),
+        ("dftb", "Hamiltonian = DFTB {\n  Charge = -1.0\n}\n", [-1], []),
         ("psi4/out", "    Charge       = -1\n    Multiplicity = 2\n", [-1], [2]),
     ],
 )

@@ -318,6 +318,9 @@ def test_positions_in_the_unit_that_the_header_states(tmp_path):
         ("a.sdf", "one\ntwo\n", "a.sdf: .*not a molfile that can be read: it ends within its header"),
         ("a.mol", "\n\n\n  0  0  0  0  0  0  0  0  0  0999 V2000\nM  END\n", "a.mol: .*there are no atoms in it"),
         ("a.xyz", "1\ncharge=0.5\nO 0 0 0\n", "a.xyz: .*charge.* 0.5"),
+        ("a.xyz", "1\n\nO 0,1 0,0 0,25\n", r"a.xyz: .*the number 0,1 has a decimal comma: write 0\.1"),
+        ("a.sdf", v2000("").replace("0.0000", "0,0000", 1), "a.sdf: .*the number .*0,0000 has a decimal comma"),
+        ("POSCAR", "x\n1.0\n8,0 0 0\n0 8 0\n0 0 8\nO\n1\nDirect\n0 0 0\n", "POSCAR: .*8,0 has a decimal comma"),
         ("a.sdf", v3000(" CHG=-1 RAD=5"), "a radical of the code 5; 1, 2 and 3 are"),
         ("a.sdf", v2000("M  RAD  1   3   5\n"), "a radical of the code 5; 1, 2 and 3 are"),
     ],
@@ -326,6 +329,45 @@ def test_what_cannot_be_read_is_said_in_words(tmp_path, name, text, words):
     (tmp_path / name).write_text(text)
     with pytest.raises(BadData, match=words):
         read_structures(tmp_path / name)
+
+
+SITES = """data_x
+_cell_length_a 8
+_cell_length_b 8
+_cell_length_c 8
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 90
+_space_group_name_H-M_alt '{}'
+{}
+loop_
+_atom_site_label
+_atom_site_type_symbol
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "types", "sites", "total"),
+    [
+        ("P 1", "", "O1 O1- 0.1 0.1 0.1\nH1 H 0.2 0.1 0.1\n", "-1"),
+        ("P -1", "", "O1 O2- 0.1 0.1 0.1\nMg1 Mg2+ 0.5 0.5 0.5\n", "-2"),  # two O and one Mg in the cell
+        ("P 1", "loop_\n_atom_type_symbol\n_atom_type_oxidation_number\nNa 1\nO -2\n",
+         "Na1 Na 0 0 0\nO1 O 0.5 0 0\n", "-1"),
+        ("P 1", "", "Na1 Na+ 0 0 0\nCl1 Cl-1 0.5 0 0\n", None),
+        ("P 1", "", "Na1 Na 0 0 0\nCl1 Cl 0.5 0 0\n", None),
+    ],
+)  # fmt: skip
+def test_oxidation_numbers_of_cif_that_do_not_cancel(tmp_path, recwarn, group, types, sites, total):
+    (tmp_path / "a.cif").write_text(SITES.format(group, types) + sites)
+    (atoms,) = read_structures(tmp_path / "a.cif")
+    assert not any(key.startswith("_") for key in atoms.info) and "charge" not in atoms.info
+    told = [str(each.message) for each in recwarn if "sum to" in str(each.message)]
+    assert len(told) == (total is not None)
+    if total is not None:
+        assert "a.cif" in told[0] and f"state charge={total}, and if not, atoms may be missing" in told[0]
 
 
 def test_comment_lines_in_other_encodings(tmp_path):

@@ -570,19 +570,26 @@ _CUBE = np.eye(3)
 
 
 def require_atoms(atoms: Any) -> None:
-    """Raise TypeError where something else than one structure is given, as a list or a path."""
+    """Refuse what is not one structure with atoms.
+
+    Raises:
+        TypeError: something else is given, as a list or a path.
+        BadData: it has no atoms.
+    """
     if not hasattr(atoms, "get_positions"):
         raise TypeError(
             f"one ase.Atoms is needed, got {type(atoms).__name__}: torchmdnet2.data.read_structures reads files, and "
             "gives a list of them"
         )
+    if not len(atoms):
+        raise BadData("the structure has no atoms: a selection that matches nothing, or a file that was read in part")
 
 
 def cell_of(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     """Cell [3, 3] in Å and periodicity [3] of a structure in memory, fresh arrays.
 
     Raises:
-        BadData: the cell is the dummy of a PDB file.
+        BadData: there are no atoms, or the cell is the dummy of a PDB file.
         TypeError: it is no structure.
     """
     require_atoms(atoms)

@@ -43,7 +43,7 @@ from .labels import (
     stress_of,
 )
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, find_format, joined, register_format, stacked
-from .structures import Found, database_rows, files_beside, open_found
+from .structures import Found, database_rows, files_beside, open_found, reason
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -107,7 +107,7 @@ class FrameReader(Reader):
         except (BadData, MissingBackend):
             raise
         except Exception as error:  # readers of other packages raise whatever they stumble over
-            raise BadData(f"{self.path}, frame {frame}: it cannot be read: {type(error).__name__}: {error}") from error
+            raise BadData(f"{self.path}, frame {frame}: it cannot be read: {reason(error)}") from error
         if frame == 0:
             raise BadData(f"{self.path}: there are no frames in it")
 

@@ -256,7 +256,8 @@ def missing_key(name: str, key: str, available: Iterable[str], where: str) -> Ba
         )
     return BadData(
         f"{where}: no frame has '{key}', which is given as {own}{did_you_mean(key, known) or '.'} "
-        f"There are: {', '.join(known)}. Set {own} to null if the file has none."
+        f"There are: {', '.join(known)}. Set {own} to null if the file has none (of evaluate --{own}-key "
+        f"null, of train --set data.keys.{own}=null)."
     )
 
 

@@ -10,6 +10,7 @@ from ..units import factor
 
 __all__ = ["length_factor", "program_statements", "states_charges", "states_more"]
 
+_REAL = r"(?P<charge>[+-]?\d+(?:\.\d*)?(?:[deDE][+-]?\d+)?)"
 _LINE, _WORDS, _EMPTY = r"(?:.*\n)", r"(?:.*\S.*\n)", r"(?:[ \t\r]*\n)"
 _DFT = r"(?:(?:[ \t]*[^&\s].*\n|[ \t\r]*\n)*?[ \t]*{}[ \t]+(?P<{}>[+-]?\d+)[ \t\r]*$)?"
 
@@ -34,11 +35,17 @@ _PROGRAMS = {
     ("turbomole", "turbomole-gradient"):
         r"(?i)^\s*\$(?:chrg|eht\b.*?\bcharge\s*=)\s*(?P<charge>[+-]?\d+)(?:.*?\bunpaired\s*=\s*(?P<unpaired>\d+))?"
         r"|^\s*\$(?:spin|uhf)\s+(?P<unpaired_>\d+)",
-    ("espresso-in",): r"(?i)\btot_charge\s*=\s*(?P<charge>[+-]?[\d.]+(?:[de][+-]?\d+)?)",
+    ("espresso-in",): rf"(?i)\btot_charge\s*=\s*{_REAL}",
     ("cjson",): r'"totalCharge"\s*:\s*(?P<charge>[+-]?\d+)|"totalSpinMultiplicity"\s*:\s*(?P<spin>\d+)',
     ("psi4",): r"^ *Charge\s*=\s+(?P<charge>[+-]?\d+)|^ *Multiplicity\s*=\s+(?P<spin>\d+)",
     ("cp2k-restart",):
         rf"(?i)^[ \t]*&DFT[ \t\r]*\n(?={_DFT.format('CHARGE', 'charge')})(?={_DFT.format('MULTIPLICITY', 'spin')})",
+    ("aims-output", "fhi_aims"): rf"^\s*Charge\s*=\s*{_REAL}\s*:",
+    ("castep-castep",): rf"^\s*net\s+charge\s+of\s+system\s*:\s*{_REAL}",
+    ("abinit-in",): rf"(?i)^[ \t]*(?:cell)?charge\s+{_REAL}",
+    ("onetep-in",): rf"(?i)^[ \t]*charge[ \t]*[:=]?[ \t]*{_REAL}",
+    ("octopus-in",): rf"(?i)^[ \t]*ExcessCharge[ \t]*=[ \t]*{_REAL}",
+    ("dftb",): rf"(?i)^[ \t]*Charge[ \t]*=[ \t]*{_REAL}",
     ("cp2k",): r"DFT\| Charge\s+(?P<charge>[+-]?\d+)|DFT\| Multiplicity\s+(?P<spin>\d+)",
 }  # fmt: skip
 """Formats of ASE, and beginnings of those of dpdata -> where their texts state charge and multiplicity."""

@@ -168,7 +168,7 @@ def read_molecules(text: str) -> list[Molecule]:
             found.append(_molecule(lines))
         except (ValueError, IndexError) as error:
             which = f"molecule {k}: " if len(records) > 1 else ""
-            raise BadData(f"{which}not a molfile that can be read: {error}") from error
+            raise BadData(f"{which}not a molfile that can be read: {reason(error)}") from error
     return found
 
 
@@ -366,7 +366,8 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
     elif path and _begins_with_mark(path):
         source = io.StringIO(_text(path))
     with _in_words(path, f" (as the format {format} of ase.io)" if format in ase.io.formats.ioformats else ""):
-        found = list(ase.io.iread(source, index=":", format=format, do_not_split_by_at_sign=True))
+        more = {"store_tags": True} if format == "cif" else {}
+        found = list(ase.io.iread(source, index=":", format=format, do_not_split_by_at_sign=True, **more))
     if not found or not all(map(len, found)):
         raise BadData(
             f"{path}{': ' if path else ''}there are no atoms in it, as ase.io reads it: as the format {format}. If it "
@@ -374,7 +375,43 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
         )
     if format in ("gromacs", "gromos"):
         _warn_of_guesses(f"{path}: ", {name: symbol for atoms in found for name, symbol in _guessed_of(atoms)})
+    for atoms in found if format == "cif" else ():
+        _warn_of_oxidation(path, atoms)
     return found
+
+
+_ION = re.compile(r"[A-Z][a-z]?(?:(\d+)([+-])|([+-])(\d*))")  # O2-, Fe3+, O-2, Cl-
+_CIF_TAGS = ("_atom_site_type_symbol", "_atom_site_label", "_atom_type_symbol", "_atom_type_oxidation_number")
+
+
+def _warn_of_oxidation(path: str, atoms: Atoms) -> None:
+    """Warn of oxidation numbers in a CIF file that do not cancel, and remove its tags from `info`.
+
+    They are not read: a crystal is neutral, and atoms that were not found in it, such as hydrogens, have none.
+    """
+    tags = {key: value for key, value in atoms.info.items() if key.startswith("_")}
+    atoms.info = {key: value for key, value in atoms.info.items() if key not in tags}
+    types, labels, names, numbers = (tags.get(key) for key in _CIF_TAGS)
+    known = dict(zip(names, numbers, strict=False)) if isinstance(names, list) and isinstance(numbers, list) else {}
+    charges = [_oxidation(known.get(site, site)) for site in types or labels or ()]
+    kinds = atoms.arrays.get("spacegroup_kinds", range(len(atoms)))
+    total = sum(charges[kind] for kind in kinds) if max(kinds) < len(charges) else 0
+    if total:
+        warnings.warn(
+            f"{path}: the charges of its atoms ({', '.join(sorted({str(s) for s in types or labels or ()}))}) sum to "
+            f"{total:g} in the cell, which is not read as its total charge: if it is, state charge={total:g}, and if "
+            "not, atoms may be missing",
+            StructureWarning,
+            stacklevel=5,
+        )
+
+
+def _oxidation(site: Any) -> float:
+    """The charge of a symbol such as O2-, or an oxidation number; 0: it has none."""
+    if not isinstance(site, str):
+        return float(site)
+    match = _ION.fullmatch(site.strip())
+    return float(f"{match[2] or match[3]}{match[1] or match[4] or 1}") if match else 0.0
 
 
 def _guessed_of(atoms: Atoms) -> list[tuple[str, str]]:
@@ -449,6 +486,8 @@ def reason(error: Exception) -> str:
             f"ASE knows no format of structures of this name or content ({error}): convert it to SDF, which keeps "
             "charges, or to extended XYZ"
         )
+    if isinstance(error, ValueError) and (comma := re.search(r"'([+-]?\d*,\d+)'", str(error))):
+        return f"the number {comma[1]} has a decimal comma: write {comma[1].replace(',', '.')}, and so in all numbers"
     symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
     if symbol.isalpha() and len(symbol) <= 3:
         return f"'{symbol}' is not an element"
