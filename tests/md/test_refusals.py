@@ -12,10 +12,11 @@ from ase import Atoms
 from ase.build import molecule
 from ase.constraints import FixAtoms, FixBondLength
 from ase.io import read, write
+from tiny import tiny_potential
 
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData, UnknownElement
-from torchmdnet2.md import MDOptions, Unphysical, guard, run_md
+from torchmdnet2.md import MDOptions, Unphysical, check_stability, guard, run_md
 from torchmdnet2.md.guard import Limits, check_overlaps, closest_pair
 from torchmdnet2.md.integrators import HostEngine
 from torchmdnet2.md.output import Table
@@ -217,6 +218,20 @@ def test_what_has_no_meaning_is_refused(potential, water, tmp_path, change, word
     with pytest.raises(ValueError, match=words):
         run_md(potential, atoms, options(tmp_path, **change), inner=inner)
     assert not os.listdir(tmp_path)
+
+
+def test_settings_of_cells_for_a_molecule(model_file, tmp_path, monkeypatch, capsys):
+    """Bar K8: what would have no effect is refused."""
+    monkeypatch.chdir(tmp_path)
+    write("w.xyz", molecule("H2O"))
+    assert main(["md", str(model_file), "w.xyz", "--steps", "5", "--isolated"]) != 0
+    assert "--isolated has no effect: the start is not periodic" in capsys.readouterr().err
+    charged = tiny_potential(priors=[{"name": "coulomb", "charges": {"H": 0.3, "O": -0.6}}])
+    with pytest.raises(ValueError, match=r"coulomb='dsf' has no effect: .* no structure is periodic"):
+        run_md(charged, molecule("H2O"), options(tmp_path), coulomb="dsf")
+    with pytest.raises(ValueError, match=r"coulomb='dsf' has no effect: .* no structure is periodic"):
+        check_stability(charged, [molecule("H2O")] * 2, [300.0], coulomb="dsf")
+    assert os.listdir(tmp_path) == ["w.xyz"]
 
 
 @pytest.mark.parametrize("more", [[], ["--trajectory", "md.xyz"]])

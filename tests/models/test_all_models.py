@@ -105,6 +105,8 @@ def test_unknown_options_are_refused():
     size = {"name": "graph_network", "hidden_channels": 8, "num_rbf": 4}
     for options, words in (
         ({"head": {"name": "scalar", "reduce": "max"}}, "reduce must be 'sum' or 'mean', got 'max'"),
+        ({"head": {"name": "scalar", "num_hidden_layers": -1}}, "num_hidden_layers must be at least 0, got -1"),
+        ({"properties": [{"name": "dipole", "num_hidden_layers": -1}]}, "num_hidden_layers must be at least 0, got -1"),
         (
             {
                 "model": {**size, "name": "equivariant_transformer"},

@@ -104,6 +104,21 @@ def test_page_needs_no_other_file(folder):
     assert len(digests) == 3 and all(digest in shown for digest in digests.values())
 
 
+def test_without_matplotlib_a_training_ends_well(tmp_path, monkeypatch):
+    """Bar K6: the report has no plots, and a line says so."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    write(tmp_path / "a.xyz", make_frames(12), format="extxyz")
+    raw = {
+        "data": {"train": str(tmp_path / "a.xyz"), "split": {"validation": 4}},
+        "model": {"hidden_channels": 8, "num_layers": 0, "num_rbf": 4, "cutoff": 3.0, "max_z": 10},
+        "training": {"batch_size": 8, "max_epochs": 1, "device": "cpu"},
+        "output": {"folder": str(tmp_path / "run"), "outliers": 2},
+    }
+    run_training(parse_config(raw))
+    assert "report.html (no plots: matplotlib" in (tmp_path / "run/log.txt").read_text()
+    assert not list((tmp_path / "run").glob("*.png")) and "Largest errors" in (tmp_path / "run/report.html").read_text()
+
+
 def test_errors_beside_the_spread_of_the_labels(folder):
     shown = html.unescape(re.sub(r"<[^>]*>", " ", (folder / "report.html").read_text(encoding="utf-8")))
     found = re.search(r"test\s+forces\s+[\d.]+\s+([\d.]+)\s+meV/Å\s+\d+\s+([\d.e+]+) %", shown)

@@ -119,7 +119,11 @@ def _evaluate(options: argparse.Namespace) -> None:
             stack.enter_context(keeping(output))
             file = stack.enter_context(written_aside(output, keep=True))
 
+        periodic = False
+
         def write(batch: Batch, result: Result) -> None:
+            nonlocal periodic
+            periodic = periodic or bool(batch.sample.system.pbc.any())
             if file is not None:
                 names = [dataset.name(index) for index in batch.frames]
                 write_frames(file, predicted_frames(batch, result, potential.outputs, names))
@@ -131,6 +135,8 @@ def _evaluate(options: argparse.Namespace) -> None:
             errors = evaluate(
                 potential, frames, wanted, options.batch_size, keep_pairs=False, units=plain, each=write
             ).errors
+    if options.coulomb != "pme" and not periodic:
+        note(f"--coulomb {options.coulomb} had no effect: no frame is periodic")
     title = f"{options.model} on {len(frames)} frames of {', '.join(options.data)}"
     if options.unlabelled:
         print(f"{len(frames)} frames are in {output}")

@@ -192,6 +192,8 @@ def _start(options: argparse.Namespace) -> Atoms:
     if options.isolated:
         from ..adapters.isolated import made_whole
 
+        if not atoms.pbc.any():
+            raise BadConfig("--isolated has no effect: the start is not periodic; leave it out")
         atoms.positions = made_whole(atoms.positions, atoms.cell.array, atoms.pbc)
         atoms.cell, atoms.pbc = None, False
     refuse_other_charge(options, atoms, options.start or "the SMILES")

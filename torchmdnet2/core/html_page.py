@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-__all__ = ["breakable", "document", "figure_png", "image", "table"]
+__all__ = ["breakable", "document", "figure_png", "image", "missing_plots", "table"]
 
 
 if TYPE_CHECKING:
@@ -48,6 +48,15 @@ def document(title: str, body: Sequence[str]) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
+
+
+def missing_plots() -> str:
+    """Why no plots can be drawn, in words; "" if they can."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        return f"no plots: {error.name} is not installed (pip install 'torchmdnet2[plot]')"
+    return ""
 
 
 def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:

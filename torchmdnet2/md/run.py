@@ -12,6 +12,7 @@ import torch
 
 from ..adapters.model import ModelSource, open_model
 from ..errors import BadConfig
+from ..potential.cells import require_cells
 from ..potential.novelty import LARGEST, UnknownStructure, Watch
 from ..potential.potential import Potential
 from ..system import System
@@ -139,10 +140,12 @@ def run_md(
         UnknownStructure: `options.stop_if_unknown`, and atoms are unlike those of the training; the frame is then in
             the trajectory.
         BadConfig: the restart file belongs to another simulation.
-        ValueError: the structure is not valid (atom without finite position, periodic without cell).
+        ValueError: the structure is not valid (atom without finite position, periodic without cell), or `coulomb` has
+            no effect.
     """
     with torch.inference_mode(False):  # also where the caller is in that mode
         opened = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
+        require_cells(coulomb, [atoms.pbc])
         fast: tuple[Potential, ModelSource | None] | str | None = None
         if inner is not None:
             fast = SPRINGS if inner == SPRINGS else open_model(inner, device, dtype, allow_untrained_charge, coulomb)

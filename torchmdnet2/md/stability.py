@@ -21,6 +21,7 @@ import torch
 from ..adapters.model import open_model
 from ..core.files import atomic_write, keep_old
 from ..errors import BadConfig, BadData
+from ..potential.cells import require_cells
 from ..potential.novelty import LARGEST, Watch
 from ..potential.potential import Potential
 from ..potential.refusals import rename
@@ -541,6 +542,7 @@ def check_stability(
         raise BadData("there are no frames to start from")
     with torch.inference_mode(False):
         potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
+        require_cells(coulomb, [frame.pbc for frame in frames])
         chosen = [k * len(frames) // replicas for k in range(replicas)]
         called = range(len(frames)) if numbers is None else numbers
         starts = {k: checked_start(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}

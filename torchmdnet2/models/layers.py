@@ -120,6 +120,8 @@ class MLP(nn.Module):
         num_hidden_layers: int = 0,
     ):
         super().__init__()
+        if num_hidden_layers < 0:
+            raise ValueError(f"num_hidden_layers must be at least 0, got {num_hidden_layers}")
         widths = [in_channels, *[hidden_channels] * (num_hidden_layers + 1)]
         layers: list[nn.Module] = []
         for a, b in itertools.pairwise(widths):

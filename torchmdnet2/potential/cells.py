@@ -5,15 +5,16 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+import numpy as np
 from torch import Tensor
 
 from ..system import System
 from .output import RESULTS, Output
 
-__all__ = ["CoulombInCells", "Portion", "coulomb_in_cells", "divided", "evaluate_portions", "is_mixed"]
+__all__ = ["CoulombInCells", "Portion", "coulomb_in_cells", "divided", "evaluate_portions", "is_mixed", "require_cells"]
 
 
 CoulombInCells = Literal["pme", "dsf"]
@@ -44,6 +45,23 @@ def coulomb_in_cells(name: str, potential: _InCells | None = None) -> CoulombInC
             "would sum in another way in cells; leave it out"
         )
     return name  # type: ignore[return-value]
+
+
+def require_cells(coulomb: str | None, pbc: Iterable[Any]) -> None:
+    """Refuse another sum than the default where no structure is periodic.
+
+    Args:
+        coulomb: as a user gives it; None: not at all.
+        pbc: of each structure.
+
+    Raises:
+        ValueError: it would have no effect.
+    """
+    if coulomb not in (None, "pme") and not any(map(np.any, pbc)):
+        raise ValueError(
+            f"coulomb='{coulomb}' has no effect: it sums Coulomb energies in periodic cells, and no structure is "
+            "periodic; leave it out"
+        )
 
 
 class Portion(NamedTuple):

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import yaml
 
 from ...core.files import atomic_write
-from ...core.html_page import breakable, document, figure_png, image, table
+from ...core.html_page import breakable, document, figure_png, image, missing_plots, table
 from ...potential.determined import Determined
 from ...potential.potential import SYMBOLS, Potential
 from ...potential.prior import atomic_number
@@ -434,11 +435,11 @@ def write_report(folder: Path, report: Report) -> list[Path]:
         report: the contents.
 
     Returns:
-        The files written.
+        The files written; without matplotlib, no plots are among them and in the page.
     """
     subset = list(report.evaluations)[-1]
     evaluation, frames = report.evaluations[subset], report.frames[subset]
-    drawn = pictures(report.history, evaluation, subset)
+    drawn = {} if missing_plots() else pictures(report.history, evaluation, subset)
     found = find_outliers(report.potential, frames, evaluation, report.properties, report.outliers)
     written = []
     for name, content in drawn.items():
@@ -601,16 +602,16 @@ def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
 
 
 def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
-    images = structures([outlier.atoms for outlier in found])
+    shown_atoms = [] if missing_plots() else structures([outlier.atoms for outlier in found])
     units = {name: errors[name]["unit"] if name in errors else "" for name in found[0].errors}
     rows = []
-    for outlier, picture in zip(found, images, strict=True):
+    for outlier, picture in zip_longest(found, shown_atoms):
         values = [
             digits(shown(value, units[name])[0]) if np.isfinite(value) else "–"
             for name, value in outlier.errors.items()
         ]
         rows.append([breakable(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
-                     image(picture, outlier.name, "structure")])  # fmt: skip
+                     image(picture, outlier.name, "structure") if picture else ""])  # fmt: skip
     heads = [f"{name.replace('_', ' ')}{_in(units[name])}" for name in found[0].errors]
     return table(["frame", "formula", *heads, ""], rows, escaped=True, left=(0, 1))
 

@@ -16,6 +16,7 @@ import torch
 
 from ...checkpoint import read_header
 from ...core.files import atomic_write
+from ...core.html_page import missing_plots
 from ...ensemble import Ensemble, write_ensemble
 from ...errors import BadConfig
 from ..config.config import Config
@@ -114,7 +115,7 @@ def _together(config: Config, models: list[Path], say: Callable[[str], None]) ->
         images = [
             spread_picture(error.numpy(), deviation.numpy(), name, units[name])
             for name, (error, deviation) in spread.pairs().items()
-            if units.get(name)
+            if units.get(name) and not missing_plots()
         ]
         atomic_write(folder / "report.html", ensemble_page(folder.name, metrics, alone, images))
     say(f"mean of {len(models)} members, {metrics['subset']}: {in_words(metrics['errors'])}")

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from ... import checkpoint
 from ...core.files import atomic_write
+from ...core.html_page import missing_plots
 from ...data.cache import file_facts
 from ...errors import BadCheckpoint, BadConfig
 from ...potential.potential import Potential
@@ -333,7 +334,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
             log.say(f"note: {name}: {note}")
     atomic_write(folder / DONE, json.dumps(errors, indent=1))
     if config.output.report:
-        log.say(f"report: {folder / 'report.html'}")
+        log.say(f"report: {folder / 'report.html'}{f' ({why})' if (why := missing_plots()) else ''}")
     log.say(f"model: {folder / BEST}")
     return errors
 
