@@ -66,10 +66,11 @@ def test_a_shell_at_the_cutoff(method):
 
 
 def test_more_candidates_than_bits():
-    """What the bits cannot hold is listed by testing again: more than 32 per lane, or more turns than are kept."""
-    pos = torch.tensor([[0.0, 0, 0], [0.2, 0.3, 0.4], [0.5, 0.1, 0.9]])
-    system = System(z=torch.ones(3, dtype=torch.long), pos=pos, cell=torch.eye(3) * 0.5)  # 3 · 17³ candidates
-    assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
+    """What the bits cannot hold is listed by testing again: more than 64 per lane, or more turns than are kept."""
+    pos = torch.tensor([[0.0, 0, 0], [0.2, 0.3, 0.4], [0.5, 0.1, 0.9], [0.1, 0.8, 0.3]])
+    for side in (0.5, 0.6):  # 4 · 17³ candidates; in the second words of bits: 4 · 14³
+        system = System(z=torch.ones(4, dtype=torch.long), pos=pos, cell=torch.eye(3) * side)
+        assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
     system = System.from_ase(generated_atoms(14, CUTOFF))
     reference = neighbor_list_reference(system, CUTOFF)
     search, given = search_of(system, reference.num_edges, "cells")

@@ -19,7 +19,17 @@ import triton.language as tl
 
 from ..core.triton_launch import after_previous
 from .triton_cells import bits_set
-from .triton_setup import _NOT_FINITE, _OVERFLOW, _REALS, _TOO_THIN, _WHOLE, few_images, flag_coincident, geometry
+from .triton_setup import (
+    _NOT_FINITE,
+    _OVERFLOW,
+    _REALS,
+    _TOO_THIN,
+    _WHOLE,
+    few_images,
+    first_image,
+    flag_coincident,
+    geometry,
+)
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding and subtracting it rounds a float32 to the nearest integer
 
@@ -48,12 +58,12 @@ def test_pairs(
     m1 = tl.load(w + 4, mask=real, other=0)
     m2 = tl.load(w + 5, mask=real, other=0)
     # in a batch, loop over the images that any of the structures needs
-    most0 = tl.max(m0, axis=0)
-    most1 = tl.max(m1, axis=0)
-    most2 = tl.max(m2, axis=0)
-    width1 = 2 * most1 + 1
-    width2 = 2 * most2 + 1
-    num_images = (2 * most0 + 1) * width1 * width2
+    width1 = tl.max(m1, axis=0)
+    width2 = tl.max(m2, axis=0)
+    num_images = tl.max(m0, axis=0) * width1 * width2
+    first0, half0 = first_image(m0[:, None])
+    first1, half1 = first_image(m1[:, None])
+    first2, half2 = first_image(m2[:, None])
 
     fi0 = tl.load(fractions + rows, mask=real, other=0.0)[:, None]
     fi1 = tl.load(fractions + N + rows, mask=real, other=0.0)[:, None]
@@ -75,30 +85,31 @@ def test_pairs(
     for at in range(0, (last - first) * num_images, BJ):
         candidate = at + tl.arange(0, BJ)
         j = first + candidate
-        t0 = tl.zeros([BJ], tl.int32)
-        t1 = tl.zeros([BJ], tl.int32)
-        t2 = tl.zeros([BJ], tl.int32)
+        c0 = tl.zeros([BJ], tl.int32)
+        c1 = tl.zeros([BJ], tl.int32)
+        c2 = tl.zeros([BJ], tl.int32)
         if num_images > 1:
             j = first + candidate // num_images
             image = candidate % num_images
-            t0 = image // (width1 * width2) - most0
-            t1 = image // width2 % width1 - most1
-            t2 = image % width2 - most2
+            c0 = image // (width1 * width2)
+            c1 = image // width2 % width1
+            c2 = image % width2
+        t0 = first0 + c0[None, :]
+        t1 = first1 + c1[None, :]
+        t2 = first2 + c2[None, :]
         inside = j < last
         d0 = tl.load(fractions + j, mask=inside, other=0.0)[None, :] - fi0
         d1 = tl.load(fractions + N + j, mask=inside, other=0.0)[None, :] - fi1
         d2 = tl.load(fractions + 2 * N + j, mask=inside, other=0.0)[None, :] - fi2
-        # the nearest image, then t beyond it
-        s0 = (t0.to(tl.float32)[None, :] - ((d0 + _ROUND) - _ROUND)) * p0
-        s1 = (t1.to(tl.float32)[None, :] - ((d1 + _ROUND) - _ROUND)) * p1
-        s2 = (t2.to(tl.float32)[None, :] - ((d2 + _ROUND) - _ROUND)) * p2
-        # an atom is not its own neighbor in the nearest image
-        itself = tl.where((t0 == 0) & (t1 == 0) & (t2 == 0), j, -1)
-        near = (inside[None, :] & real[:, None]) & (itself[None, :] != rows[:, None])
+        s0 = (t0.to(tl.float32) - ((d0 - half0 + _ROUND) - _ROUND)) * p0
+        s1 = (t1.to(tl.float32) - ((d1 - half1 + _ROUND) - _ROUND)) * p1
+        s2 = (t2.to(tl.float32) - ((d2 - half2 + _ROUND) - _ROUND)) * p2
+        # an atom is not its own neighbor in the image t = 0, where it is itself
+        itself = tl.where((t0 == 0) & (t1 == 0) & (t2 == 0), j[None, :], -1)
+        near = (inside[None, :] & real[:, None]) & (itself != rows[:, None])
         if BATCHED:
             near &= tl.load(batch + j, mask=inside, other=-1)[None, :] == system[:, None]
-            near &= (tl.abs(t0)[None, :] <= m0[:, None]) & (tl.abs(t1)[None, :] <= m1[:, None])
-            near &= tl.abs(t2)[None, :] <= m2[:, None]
+            near &= (c0[None, :] < m0[:, None]) & (c1[None, :] < m1[:, None]) & (c2[None, :] < m2[:, None])
         if EXACT:
             square = tl.zeros([BI, BJ], tl.float64)
             for k in tl.static_range(3):
@@ -200,7 +211,7 @@ def search_pairs(
 #
 # Tests are float32 on fractional coordinates; a turn in which rounding could decide is tested again in float64. A
 # lane
-# with more than 32 candidates has no bits for them: counting and listing then both test in float64.
+# with more than 64 candidates has no bits for the last of them, which are tested twice.
 
 
 @triton.jit
@@ -240,23 +251,21 @@ def candidate(v, num_images):
 
 @triton.jit
 def image_of(t, images, num_images):
-    """Image number t as whole cells beyond the nearest image."""
+    """Image number t along each lattice vector, see `first_image`."""
     t0 = t
     t1 = t
     t2 = t
     if num_images > 1:
-        width1 = 2 * images[1] + 1
-        width2 = 2 * images[2] + 1
-        t0 = t // (width1 * width2) - images[0]
-        t1 = t // width2 % width1 - images[1]
-        t2 = t % width2 - images[2]
+        t0 = t // (images[1] * images[2]) + first_image(images[0])[0]
+        t1 = t // images[2] % images[1] + first_image(images[1])[0]
+        t2 = t % images[2] + first_image(images[2])[0]
     return t0, t1, t2
 
 
 @triton.jit
-def shift_along(fi, fj, t, periodic):
-    """The shift from receiver to sender along one lattice vector: t cells beyond the nearest image."""
-    d = fj - fi
+def shift_along(fi, fj, t, periodic, images):
+    """The shift from receiver to sender along one lattice vector, of image t of `images`."""
+    d = fj - fi - first_image(images)[1]
     return (t.to(tl.float32) - ((d + _ROUND) - _ROUND)) * periodic
 
 
@@ -276,9 +285,9 @@ def exact_turn(pos, limit, h, inverse, periodic, origin, images, num_images, n, 
     fi, _ai, xi, _fine_i = load_atoms(pos, rows[:, None], real[:, None], h, inverse, periodic, origin)
     fj, _aj, xj, _fine_j = load_atoms(pos, j[None, :], inside[None, :], h, inverse, periodic, origin)
     s = (
-        shift_along(fi[0], fj[0], t0[None, :], periodic[0]),
-        shift_along(fi[1], fj[1], t1[None, :], periodic[1]),
-        shift_along(fi[2], fj[2], t2[None, :], periodic[2]),
+        shift_along(fi[0], fj[0], t0[None, :], periodic[0], images[0]),
+        shift_along(fi[1], fj[1], t1[None, :], periodic[1], images[1]),
+        shift_along(fi[2], fj[2], t2[None, :], periodic[2], images[2]),
     )
     x = difference(xi, xj, s, h, 0)
     y = difference(xi, xj, s, h, 1)
@@ -303,14 +312,14 @@ def sweep(
     )
     limit = rc * rc
     limit32 = limit.to(tl.float32)
-    # u = 2^-24. Along a lattice vector two fractions and their difference round by 1.5 u (m images beyond: m u more),
+    # u = 2^-24. Along a lattice vector two fractions and their difference round by 1.5 u (m = w/2 images: m u more),
     # along a free one by u (2 |f| + 2 cutoff); the products and sums of what becomes of that, at most m + 1/2 cells
     # (one cutoff), by 4 u times it. That bounds the distance's error, 2 cutoff times that the square's, which itself
     # rounds by 5 u cutoff² at most.
     error = tl.zeros([BI, 1], tl.float32)
     for k in tl.static_range(3):
         length = tl.sqrt(h32[k][0] * h32[k][0] + h32[k][1] * h32[k][1] + h32[k][2] * h32[k][2])
-        weight = tl.where(periodic[k] == 1, 4.0 + 5.0 * images[k], 2.0 * tl.abs(fi[k]) + 6.0 * rc.to(tl.float32))
+        weight = tl.where(periodic[k] == 1, 4.0 + 5.0 * (images[k] // 2), 2.0 * tl.abs(fi[k]) + 6.0 * rc.to(tl.float32))
         error += weight * length
     rc32 = rc.to(tl.float32)
     margin = (2.2 * error + 6.0 * rc32) * rc32 / 16777216.0
@@ -324,9 +333,9 @@ def sweep(
         inside = j < n
         itself = tl.where((t0 == 0) & (t1 == 0) & (t2 == 0), j, -1)
         fj, _aj, _xj, _fine_j = load_atoms(pos, j[None, :], inside[None, :], h, inverse, periodic, origin)
-        d0 = fj[0] - fi[0] + shift_along(fi[0], fj[0], t0[None, :], periodic[0])
-        d1 = fj[1] - fi[1] + shift_along(fi[1], fj[1], t1[None, :], periodic[1])
-        d2 = fj[2] - fi[2] + shift_along(fi[2], fj[2], t2[None, :], periodic[2])
+        d0 = fj[0] - fi[0] + shift_along(fi[0], fj[0], t0[None, :], periodic[0], images[0])
+        d1 = fj[1] - fi[1] + shift_along(fi[1], fj[1], t1[None, :], periodic[1], images[1])
+        d2 = fj[2] - fi[2] + shift_along(fi[2], fj[2], t2[None, :], periodic[2], images[2])
         x = tl.fma(d0, h32[0][0], tl.fma(d1, h32[1][0], d2 * h32[2][0]))
         y = tl.fma(d0, h32[0][1], tl.fma(d1, h32[1][1], d2 * h32[2][1]))
         z = tl.fma(d0, h32[0][2], tl.fma(d1, h32[1][2], d2 * h32[2][2]))
@@ -378,7 +387,7 @@ def search_single(
     searchable = few_images(m0, m1, m2, n)
     good = (usable & searchable).to(tl.int32)
     images = (m0 * good, m1 * good, m2 * good)
-    num_images = (2 * images[0] + 1) * (2 * images[1] + 1) * (2 * images[2] + 1)
+    num_images = images[0] * images[1] * images[2]
     turns = (n * num_images + BJ - 1) // BJ * good
 
     rows = pid * BI + tl.arange(0, BI)
@@ -387,16 +396,19 @@ def search_single(
     if tl.max((real & (~fine)).to(tl.int32), axis=0) > 0:
         tl.atomic_or(flag, _NOT_FINITE)
     bits = tl.zeros([BI, BJ], tl.int32)
+    more = tl.zeros([BI, BJ], tl.int32)
     count = tl.zeros([BI, BJ], tl.int32)
     for begin in range(0, turns, 32):
         end = tl.minimum(begin + 32, turns)
-        bits = sweep(pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI, BJ)
-        count += bits_set(bits)
+        found = sweep(pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI, BJ)
+        count += bits_set(found)
+        bits = tl.where(begin == 0, found, bits)
+        more = tl.where(begin == 32, found, more)
     length = tl.sum(count, axis=1)
-    found = tl.sum(length, axis=0)
+    edges = tl.sum(length, axis=0)
 
     # tell, and wait for the others; nothing but these words passes between programs
-    tl.atomic_xchg(status + pid, (launch.to(tl.int64) << 32) | found.to(tl.int64), sem="relaxed")
+    tl.atomic_xchg(status + pid, (launch.to(tl.int64) << 32) | edges.to(tl.int64), sem="relaxed")
     p = tl.arange(0, PROGRAMS)
     there = p < tl.num_programs(0)
     words = tl.load(status + p, mask=there, other=0, volatile=True)
@@ -417,11 +429,13 @@ def search_single(
             tl.atomic_or(flag, wrong)
 
     if FILL:
-        if fits & (found > 0):
+        if fits & (edges > 0):
             edge = (ends - length).to(tl.int32)[:, None] + tl.cumsum(count, axis=1) - count
             for begin in range(0, turns, 32):
                 end = tl.minimum(begin + 32, turns)
-                if turns > 32:  # the bits of the last turns alone are there
+                if begin == 32:
+                    bits = more
+                elif begin > 32:  # the bits of 64 turns alone are there
                     bits = sweep(
                         pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI, BJ
                     )
@@ -436,7 +450,7 @@ def search_single(
             if RECEIVER or SHIFT or VECTORS or DISTANCES:
                 tl.debug_barrier()  # other threads read what was written here
                 low = first.to(tl.int32)
-                high = low + found
+                high = low + edges
                 for at in range(low, high, BJ):
                     e = at + tl.arange(0, BJ)
                     mask = e < high
@@ -448,9 +462,9 @@ def search_single(
                     fi, ai, xi, _fine_i = load_atoms(pos, i, mask, h, inverse, periodic, origin)
                     fj, aj, xj, _fine_j = load_atoms(pos, j, mask, h, inverse, periodic, origin)
                     s = (
-                        shift_along(fi[0], fj[0], t0, p0),
-                        shift_along(fi[1], fj[1], t1, p1),
-                        shift_along(fi[2], fj[2], t2, p2),
+                        shift_along(fi[0], fj[0], t0, p0, images[0]),
+                        shift_along(fi[1], fj[1], t1, p1, images[1]),
+                        shift_along(fi[2], fj[2], t2, p2, images[2]),
                     )
                     e3 = e.to(tl.int64) * 3  # may pass 2^31
                     if RECEIVER:

@@ -123,7 +123,7 @@ class TritonNeighborSearch:
             NOT_FINITE (2): a position or cell is not finite, beyond 2^30 Å or cells, or a periodic cell is flat.
             COINCIDENT (4): two atoms are closer than SAME_PLACE; seen where vectors or distances are asked for.
             TOO_THIN (8): method "cells" met a periodic cell thinner than the cutoff, or "pairs" one that needs more
-            than 30 images to a side. With any bit set the list must not be used.
+            than 61 images along a lattice vector. With any bit set the list must not be used.
 
     Args:
         num_atoms: N, padding included.

@@ -6,8 +6,8 @@ pass must round alike, or a pair exactly at the cutoff would be counted and not 
 The tables that `cell_geometry` writes, one row per structure:
     reals [B, 22] float64: the complete cell, rows first (9), the columns of its inverse (9), along each free direction
         the coordinate of the first atom (3; it becomes the origin), the widest extent of the periodic cell in Å (1);
-    whole [B, 11] int32: periodic (3), images to either side (3), bins along each lattice vector (3), bins in all, bins
-        per cutoff along the third vector (rounded up).
+    whole [B, 11] int32: periodic (3), images (3), bins along each lattice vector (3), bins in all, bins per cutoff along
+        the third vector (rounded up).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REALS = tl.constexpr(REALS)
 _WHOLE = tl.constexpr(WHOLE)
 _FREE_BINS = tl.constexpr(FREE_BINS)
 _THIN_BINS = tl.constexpr(THIN_BINS)
-_MAX_IMAGES = tl.constexpr(30)  # to either side, so that the number of images stays far from 2^31
+_MAX_IMAGES = tl.constexpr(61)  # along a lattice vector, so that the number of images stays far from 2^31
 _MAX_BINS = tl.constexpr(512)  # cutoffs along one lattice vector: the product of three stays below 2^31
 
 
@@ -98,8 +98,16 @@ def complete(ax, ay, az, bx, by, bz, cx, cy, cz, p0, p1, p2):
 
 @triton.jit
 def images_needed(ratio, periodic):
-    """Images to either side of the nearest one: |t| − 1/2 < cutoff / height; float32 finds the nearest to 1e-6."""
-    return tl.where(periodic == 1, tl.ceil(tl.minimum(ratio, 1e6) - 0.5 + 1e-6), 0.0).to(tl.int32)
+    """Images w of a sender along a lattice vector, those at −w/2 … w/2 cells from the receiver: cutoff / height < w/2.
+    Float32 finds them to 1e-6."""
+    return tl.where(periodic == 1, tl.maximum(tl.ceil(2 * tl.minimum(ratio, 1e6) + 2e-6), 1.0), 1.0).to(tl.int32)
+
+
+@triton.jit
+def first_image(images):
+    """Of w images along a lattice vector: the number t of the first one, and h, 0 for odd w and ½ for even w. With the
+    difference of fractions d, image t lies at d + t − round(d − h) cells; w images begin at −w/2."""
+    return -(images // 2), 0.5 * (1 - images % 2).to(tl.float32)
 
 
 @triton.jit
@@ -112,8 +120,8 @@ def bins_along(ratio, periodic, PER_CUTOFF: tl.constexpr):
 
 @triton.jit
 def geometry(cell, pbc, rc, b):
-    """The complete cell of structure b (rows, 9), its inverse (columns, 9), periodic (3), images to either side (3),
-    cutoff over height (3), and whether it can be searched at all. All float64 but periodic and images."""
+    """The complete cell of structure b (rows, 9), its inverse (columns, 9), periodic (3), images (3), cutoff
+    over height (3), and whether it can be searched at all. All float64 but periodic and images."""
     row = cell + b * 9
     ax, ay, az = tl.load(row).to(tl.float64), tl.load(row + 1).to(tl.float64), tl.load(row + 2).to(tl.float64)
     bx, by, bz = tl.load(row + 3).to(tl.float64), tl.load(row + 4).to(tl.float64), tl.load(row + 5).to(tl.float64)
@@ -147,8 +155,8 @@ def geometry(cell, pbc, rc, b):
 
 @triton.jit
 def few_images(m0, m1, m2, size):
-    """Whether all pairs and images of a structure can be tested: at most 30 images to a side, 2e9 tests per atom."""
-    num_images = (2 * m0 + 1).to(tl.float64) * (2 * m1 + 1) * (2 * m2 + 1)
+    """Whether all pairs and images of a structure can be tested: at most 61 images a vector, 2e9 tests per atom."""
+    num_images = m0.to(tl.float64) * m1 * m2
     return (tl.maximum(m0, tl.maximum(m1, m2)) <= _MAX_IMAGES) & (num_images * size < 2.0e9)
 
 
