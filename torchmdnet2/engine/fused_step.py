@@ -365,11 +365,13 @@ class FusedStep(Step):
             given = self._buffers, self._shapes, atoms, lists[self.cutoff]
             if isinstance(self.net, ChargeNetwork):
                 self.net.predict(*given)
-                self._add_terms(atoms._replace(charges=self.net.charges(self._buffers)[0]), lists)
+                atoms = atoms._replace(charges=self.net.charges(self._buffers)[0])
+                self._add_terms(atoms, lists, self._begin_terms(atoms))
                 self.net.differentiate(*given, self.stress, self._charge_slope)
             else:
+                begun = self._begin_terms(atoms)
                 self.net.run(*given, self.stress)
-                self._add_terms(atoms, lists)
+                self._add_terms(atoms, lists, begun)
             self._finish()
 
     def _rows(self) -> tuple[Atoms, dict[float, Edges]]:
@@ -386,29 +388,40 @@ class FusedStep(Step):
             lists[cutoff] = Edges(search.row_ptr, search.sender, search.vectors, cutoff, search.receiver, search.shift)
         return atoms, lists
 
-    def _add_terms(self, atoms: Atoms, lists: dict[float, Edges]) -> None:
+    def _begin_terms(self, atoms: Atoms) -> list[list[Any]]:
+        """Of each term and target: what `GpuTerm.begin` returns."""
+        return [
+            [term.term.begin(term.buffers, given, self.stress) for _, given in self._targets(term, atoms)]
+            for term in self._terms
+        ]
+
+    def _targets(self, term: _Term, atoms: Atoms) -> Sequence[tuple[TermSums | None, Atoms]]:
+        """What a term is added to, and the atoms with the charges that it reads; several where members have theirs."""
+        if self._members is not None and term.term.uses_charges:
+            return self._members.each(atoms)
+        return [(self._sums, atoms)]
+
+    def _add_terms(self, atoms: Atoms, lists: dict[float, Edges], begun: list[list[Any]]) -> None:
         for k, term in enumerate(self._terms):
-            self._add_term(k, atoms, lists)
+            self._add_term(k, atoms, lists, begun[k])
             lacking = term.term.lacking(term.buffers) if isinstance(term.term, TermWithRoom) else None
             if lacking is not None:
                 self.out.status[:1] |= lacking * OVERFLOW
 
-    def _add_term(self, k: int, atoms: Atoms, lists: dict[float, Edges]) -> None:
+    def _add_term(self, k: int, atoms: Atoms, lists: dict[float, Edges], begun: Sequence[Any] = ()) -> None:
         term = self._terms[k]
         edges = None if term.list_cutoff is None else lists[term.list_cutoff]
         reading = [other for other in self._terms[:k] if other.term.uses_charges]
-        targets: Sequence[tuple[TermSums | None, Atoms]]
         if self._members is None:
-            targets, before = [(self._sums, atoms)], self._terms[:k]
-        elif term.term.uses_charges:
-            targets, before = self._members.each(atoms), reading
+            before = self._terms[:k]
         else:
-            targets, before = [(self._sums, atoms)], [other for other in self._terms[:k] if other not in reading]
+            before = reading if term.term.uses_charges else [o for o in self._terms[:k] if o not in reading]
         options = self.net.launch_options(self._shapes)
         launch = TermLaunch(not before, not reading, self.stress, self._term_shapes[k], options)
-        for sums, given in targets:
+        for place, (sums, given) in enumerate(self._targets(term, atoms)):
             assert sums is not None
-            term.term.run(term.buffers, given, edges, sums, launch)
+            ahead = begun[place] if begun else None
+            term.term.run(term.buffers, given, edges, sums, launch._replace(begun=ahead))
 
     @property
     def _charge_slope(self) -> Tensor | None:

@@ -256,6 +256,7 @@ class TermLaunch(NamedTuple):
         with_virial: the virial is wanted.
         shapes: of `GpuTerm.launch_shapes`.
         options: of each launch of a kernel, PDL among them (triton_launch.py).
+        begun: what `GpuTerm.begin` has returned for these atoms; None where it was not called.
     """
 
     first: bool
@@ -263,6 +264,7 @@ class TermLaunch(NamedTuple):
     with_virial: bool
     shapes: Any
     options: dict[str, Any]
+    begun: Any = None
 
 
 class GpuBuffers(Protocol):
@@ -371,6 +373,10 @@ class GpuTerm(ABC):
 
     def set_composition(self, buffers: Any, system: System) -> None:  # noqa: B027
         """Take over all but positions and cell. Raises ValueError for what the prior cannot do."""
+
+    def begin(self, buffers: Any, atoms: Atoms, with_virial: bool) -> Any:
+        """Launch on another stream what needs no neighbors; `run` gets what is returned, and waits for it."""
+        return None
 
     @abstractmethod
     def run(self, buffers: Any, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:

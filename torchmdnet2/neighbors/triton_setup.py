@@ -6,8 +6,8 @@ pass must round alike, or a pair exactly at the cutoff would be counted and not 
 The tables that `cell_geometry` writes, one row per structure:
     reals [B, 22] float64: the complete cell, rows first (9), the columns of its inverse (9), along each free direction
         the coordinate of the first atom (3; it becomes the origin), the widest extent of the periodic cell in Å (1);
-    whole [B, 11] int32: periodic (3), images (3), bins along each lattice vector (3), bins in all, bins per cutoff along
-        the third vector (rounded up).
+    whole [B, 11] int32: periodic (3), images (3), bins along each lattice vector (3), bins in all, bins per cutoff
+        along the third vector (rounded up).
 """
 
 from __future__ import annotations

@@ -6,7 +6,10 @@ float64. The reference is ewald.py.
 The kernels take charges to the mesh, multiply by the influence function, and take the potential and its gradient to the
 atoms. The charges on the mesh are summed as integers: such sums do not depend on the order, so that the same input
 gives the same result, bit for bit. One atom adds to p³ points: the rows of a tile are the p² pairs (k_x, k_y), its
-columns k_z; P is p or the next power of two.
+columns k_z; P is p or the next power of two, ROWS p² or the next one.
+
+The mesh needs charges and positions alone. It is computed on a stream of the term, beside the sums over pairs: its
+kernels are many and small.
 
 Shapes: N atoms, B structures, M = M_1 × M_2 × M_3 mesh points, p spline order.
 """
@@ -14,6 +17,8 @@ Shapes: N atoms, B structures, M = M_1 × M_2 × M_3 mesh points, p spline order
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -80,6 +85,14 @@ class _Mesh(NamedTuple):
     moduli: Tensor
 
 
+class _Potential(NamedTuple):
+    """What one structure's mesh gives: potential [M] e/Å, and parts of the virial as of `influence_kernel`."""
+
+    potential: Tensor
+    parts: Tensor
+    programs: int
+
+
 class _Held:
     """The buffers of a step.
 
@@ -121,6 +134,9 @@ class ParticleMeshTerm(TermWithRoom):
         self._alpha = torch.tensor(prior.energy.alpha, dtype=torch.float32).item()
         self.order, self.spacing = order_and_spacing(prior.energy.accuracy, prior.energy.alpha)
         self._padded = triton.next_power_of_2(self.order)
+        splines = {"ORDER": self.order, "P": self._padded, "ROWS": triton.next_power_of_2(self.order**2)}
+        self._splines = {**splines, **FUSED_ARITHMETIC}
+        self._side = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         table = torch.zeros(self.order, self._padded, dtype=torch.float64)
         table[:, : self.order] = torch.tensor(spline_table(self.order), dtype=torch.float64)
         self._table = table.to(device)
@@ -189,14 +205,28 @@ class ParticleMeshTerm(TermWithRoom):
 
     # --- launches ------------------------------------------------------------------------------------------------
 
+    def begin(self, buffers: _Held, atoms: Atoms, with_virial: bool) -> tuple[Tensor, list[_Potential]]:
+        """Returns the charges [N] and what the meshes give."""
+        with self._beside():
+            if self.uses_charges:
+                assert atoms.charges is not None
+                charges = atoms.charges[: atoms.num_rows]
+            else:
+                charges = buffers.charges if atoms.order is None else buffers.charges.index_select(0, atoms.order)
+            if buffers.meshes:
+                assert atoms.cell is not None
+                note_kernel[(1,)](
+                    atoms.cell, buffers.limit, len(atoms.cell) * 3, buffers.lacking, buffers.unfit, BLOCK=256,
+                    enable_fp_fusion=False,
+                )  # fmt: skip
+            found = [self._potential(mesh, charges, atoms, with_virial) for mesh in buffers.meshes]
+        return charges, found
+
     def run(self, buffers: _Held, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
-        assert atoms.cell is not None
-        if self.uses_charges:
-            assert atoms.charges is not None
-            charges = atoms.charges[: atoms.num_rows].double()
-        else:
+        charges, found = launch.begun or self.begin(buffers, atoms, launch.with_virial)
+        if not self.uses_charges:
+            self._wait()  # for the order of the charges
             sums = sums._replace(charge_slope=None)
-            charges = buffers.charges if atoms.order is None else buffers.charges.index_select(0, atoms.order)
         launch = launch._replace(options={"PDL": 0})  # launches of PyTorch lie between
         single = charges.float()
         if buffers.molecules is None:
@@ -206,37 +236,54 @@ class ParticleMeshTerm(TermWithRoom):
             self._short.run(None, atoms._replace(charges=single * in_cell), edges, sums, launch)
             others = atoms._replace(charges=single, batch=batch, ptr=ptr)
             self._molecules.run(None, others, None, sums, launch._replace(first=False, first_slope=False))
-        if not buffers.meshes:
-            return
-        note_kernel[(1,)](
-            atoms.cell, buffers.limit, len(atoms.cell) * 3, buffers.lacking, buffers.unfit, BLOCK=256,
-            enable_fp_fusion=False,
-        )  # fmt: skip
-        for mesh in buffers.meshes:
-            self._add_mesh(mesh, charges, atoms, sums, launch.with_virial)
+        self._wait()
+        for mesh, potential in zip(buffers.meshes, found, strict=True):
+            self._gather(mesh, potential, charges, atoms, sums, launch.with_virial)
 
-    def _add_mesh(self, mesh: _Mesh, charges: Tensor, atoms: Atoms, sums: TermSums, virial: bool) -> None:
-        """Energies, forces, virial and dE/dq of one structure: everything but its short-range pairs."""
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Launch the block on the stream of the term, after what was launched before."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _wait(self) -> None:
+        """What is launched from here on comes after the launches of `_beside`."""
+        if self._side is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
+
+    def _potential(self, mesh: _Mesh, charges: Tensor, atoms: Atoms, virial: bool) -> _Potential:
+        """The potential on the mesh of one structure."""
         assert atoms.cell is not None
         sizes, cell = mesh.sizes, atoms.cell[mesh.b]
-        given = atoms.pos, charges, cell, self._table
-        splines = {"ORDER": self.order, "P": self._padded, **FUSED_ARITHMETIC}
         fixed = torch.zeros(sizes, dtype=torch.int64, device=self.device)
-        spread_kernel[(mesh.num_atoms,)](*given, fixed, mesh.first, *sizes, **splines)
+        spread_kernel[(mesh.num_atoms,)](
+            atoms.pos, charges, cell, self._table, fixed, mesh.first, *sizes, **self._splines
+        )
         # a leading dimension, with which PyTorch transforms all three in one plan
         transform = torch.fft.rfftn(fixed.double()[None], dim=(1, 2, 3)).contiguous()
         programs = triton.cdiv(transform.numel(), BLOCK)
-        parts = charges.new_empty(programs if virial else 1, 6)
+        parts = torch.empty(programs if virial else 1, 6, dtype=torch.float64, device=self.device)
         influence_kernel[(programs,)](
             torch.view_as_real(transform), mesh.moduli, cell, parts, *sizes, ALPHA=self._alpha, VIRIAL=virial,
             BLOCK=BLOCK, **FUSED_ARITHMETIC,
         )  # fmt: skip
         potential = torch.fft.irfftn(transform, s=sizes, dim=(1, 2, 3), norm="forward").contiguous()
+        return _Potential(potential, parts, programs)
+
+    def _gather(
+        self, mesh: _Mesh, found: _Potential, charges: Tensor, atoms: Atoms, sums: TermSums, virial: bool
+    ) -> None:  # fmt: skip
+        """Energies, forces, virial and dE/dq of one structure: everything but its short-range pairs."""
+        assert atoms.cell is not None
         slope = sums.forces if sums.charge_slope is None else sums.charge_slope
         gather_kernel[(mesh.num_atoms,)](
-            *given, potential, parts, programs, sums.energy, sums.forces, sums.virial, slope, mesh.first, *sizes,
-            ALPHA=self._alpha, STRENGTH=COULOMB, VIRIAL=virial, SLOPE=sums.charge_slope is not None, BLOCK=256,
-            **splines,
+            atoms.pos, charges, atoms.cell[mesh.b], self._table, *found, sums.energy, sums.forces, sums.virial, slope,
+            mesh.first, *mesh.sizes, ALPHA=self._alpha, STRENGTH=COULOMB, VIRIAL=virial,
+            SLOPE=sums.charge_slope is not None, BLOCK=256, **self._splines,
         )  # fmt: skip
 
 
@@ -297,8 +344,8 @@ def wrap(index, points):
 
 
 @triton.jit
-def stencil(pos, i, cell, table, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr):
-    """The mesh points [P², P] that atom i touches and which of them count, weights and slopes by row and column.
+def stencil(pos, i, cell, table, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr):
+    """The mesh points [ROWS, P] that atom i touches and which of them count, weights and slopes by row and column.
 
     Also whether the position means anything.
     """
@@ -308,23 +355,25 @@ def stencil(pos, i, cell, table, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexp
     a, s, ok0 = place(x, y, z, ux, uy, uz, n0)
     b, t, ok1 = place(x, y, z, vx, vy, vz, n1)
     c, r, ok2 = place(x, y, z, wx, wy, wz, n2)
-    row, column = tl.arange(0, P * P), tl.arange(0, P)
-    kx, ky = row // P, row % P
+    row, column = tl.arange(0, ROWS), tl.arange(0, P)
+    kx, ky = tl.minimum(row // ORDER, ORDER - 1), row % ORDER
     fx, dx = spline(table, kx, s, ORDER, P)
     fy, dy = spline(table, ky, t, ORDER, P)
     fz, dz = spline(table, column, r, ORDER, P)
     rows = (wrap(a - kx, n0) * n1 + wrap(b - ky, n1)) * n2
     points = rows[:, None] + wrap(c - column, n2)[None, :]
-    use = ((kx < ORDER) & (ky < ORDER))[:, None] & (column < ORDER)[None, :]
+    use = (row < ORDER * ORDER)[:, None] & (column < ORDER)[None, :]
     return points, use, fx, fy, fz, dx, dy, dz, ok0 & ok1 & ok2
 
 
 @triton.jit
-def spread_kernel(pos, charge, cell, table, mesh, first, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr):
+def spread_kernel(
+    pos, charge, cell, table, mesh, first, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
     """Program i: atom first + i adds its charge to mesh [M] int64, in units of 1/FIXED_POINT."""
     i = (first + tl.program_id(0)).to(tl.int64)
-    q = tl.load(charge + i)
-    points, use, fx, fy, fz, _, _, _, ok = stencil(pos, i, cell, table, n0, n1, n2, ORDER, P)
+    q = tl.load(charge + i).to(tl.float64)
+    points, use, fx, fy, fz, _, _, _, ok = stencil(pos, i, cell, table, n0, n1, n2, ORDER, P, ROWS)
     usable = ok & (tl.abs(q) < _MAX_CHARGE)
     share = tl.where(usable, q, 0.0) * _FIXED * (fx * fy)[:, None] * fz[None, :]
     tl.atomic_add(mesh + points, tl.floor(share + 0.5).to(tl.int64), use, sem="relaxed")
@@ -412,7 +461,7 @@ def put_virial(parts, num_parts, virial, STRENGTH: tl.constexpr, BLOCK: tl.const
 def gather_kernel(
     pos, charge, cell, table, potential, parts, num_parts, energy, forces, virial, slope, first, n0, n1, n2,
     ALPHA: tl.constexpr, STRENGTH: tl.constexpr, VIRIAL: tl.constexpr, SLOPE: tl.constexpr, ORDER: tl.constexpr,
-    P: tl.constexpr, BLOCK: tl.constexpr,
+    P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program i: energy, force and dE/dq of atom first + i are added to the sums; the first one adds the virial.
 
@@ -423,8 +472,8 @@ def gather_kernel(
         potential: [M] e/Å. STRENGTH: eV Å/e². slope: [N] float32, added to if SLOPE. Others: as `TermSums`.
     """
     i = (first + tl.program_id(0)).to(tl.int64)
-    q = tl.load(charge + i)
-    points, use, fx, fy, fz, dx, dy, dz, ok = stencil(pos, i, cell, table, n0, n1, n2, ORDER, P)
+    q = tl.load(charge + i).to(tl.float64)
+    points, use, fx, fy, fz, dx, dy, dz, ok = stencil(pos, i, cell, table, n0, n1, n2, ORDER, P, ROWS)
     phi = tl.load(potential + points, use, other=0.0)
     along, along_slope = tl.sum(phi * fz[None, :], 1), tl.sum(phi * dz[None, :], 1)
     value = tl.sum(along * fx * fy, 0)
