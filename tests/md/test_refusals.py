@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from ase.constraints import FixAtoms, FixBondLength
 from ase.io import read, write
 from tiny import tiny_potential
 
+import torchmdnet2
 from torchmdnet2.cli import main
-from torchmdnet2.errors import BadConfig, BadData, UnknownElement
+from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, check_stability, guard, run_md
 from torchmdnet2.md.guard import Limits, check_overlaps, closest_pair
 from torchmdnet2.md.integrators import HostEngine
@@ -218,6 +220,29 @@ def test_what_has_no_meaning_is_refused(potential, water, tmp_path, change, word
     with pytest.raises(ValueError, match=words):
         run_md(potential, atoms, options(tmp_path, **change), inner=inner)
     assert not os.listdir(tmp_path)
+
+
+def test_atoms_that_a_model_without_repulsion_may_attract(tmp_path):
+    """`aimnet2` as published is such a model: a warning in md, relax, score and scan; organic repels."""
+    soft, hard = tiny_potential(), tiny_potential(priors=[{"name": "zbl"}])
+    delta = tiny_potential(priors=[{"name": "baseline", "potential": hard.config}])
+    oxygens, hydrogens = Atoms("O2", [[0, 0, 0], [0, 0, 0.88]]), Atoms("H2", [[0, 0, 0], [0, 0, 0.49]])
+    for atoms in (oxygens, hydrogens, [oxygens, hydrogens]):
+        with pytest.warns(StructureWarning, match=r"atom 0 \(O|H\) and .* this model has no repulsive prior"):
+            assert check_overlaps(System.from_ase(atoms), [hard, soft])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not check_overlaps(System.from_ase(atoms), [hard, delta])
+            assert not check_overlaps(System.from_ase(atoms))
+    for name in ("N2", "H2", "CO", "HCN", "C2H2"):  # the shortest bonds
+        assert not check_overlaps(System.from_ase(molecule(name)), [soft])
+    with pytest.warns(StructureWarning, match="no repulsive prior") as told:
+        run_md(soft, hydrogens, options(tmp_path, 2, every=1, timestep=0.05))
+    assert len([each for each in told if "repulsive" in str(each.message)]) == 1
+    with pytest.warns(StructureWarning, match=r"of structure 1 .* no repulsive prior"):
+        torchmdnet2.relax(soft, [molecule("H2O"), hydrogens], steps=1)
+    assert not any(prior.repels for prior in torchmdnet2.load("aimnet2").priors)
+    assert any(prior.repels for prior in torchmdnet2.load("organic-small").priors)
 
 
 def test_settings_of_cells_for_a_molecule(model_file, tmp_path, monkeypatch, capsys):

@@ -7,7 +7,8 @@ Shapes: N atoms in B replicas of n atoms each.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,8 +18,9 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..errors import StructureWarning
 from ..neighbors import neighbor_list
-from ..potential.potential import SYMBOLS
+from ..potential.potential import SYMBOLS, Potential
 from ..system import System
 from ..units import AMU_A3
 from .integrators import BAR, AtomConstants, State, volume_of
@@ -33,6 +35,7 @@ __all__ = [
 OVERLAP = 0.5
 """Atoms closer than this part of the sum of their covalent radii overlap; the shortest bonds are near 1."""
 
+_CLOSE, _CLOSE_HYDROGENS = 0.7, 0.8  # no bond is as short: N₂ has 0.77, H₂ 1.19
 
 _DENSE = 300_000  # number of pairs up to which computing all distances is faster than a neighbor search
 
@@ -98,6 +101,7 @@ class Guard:
         limits: when to stop.
         first_conserved: [B] eV, conserved energies that later ones are compared with; None: those of the first
             state that is checked.
+        potential: that moves the atoms, for one warning of atoms that it may not keep apart.
     """
 
     def __init__(
@@ -107,7 +111,9 @@ class Guard:
         timestep: float,
         limits: Limits,
         first_conserved: Sequence[float] | None = None,
+        potential: Potential | None = None,
     ):
+        self._unwarned = () if potential is None else (potential,)
         self.system, self.atoms, self.timestep, self.limits = system, atoms, timestep, limits
         self.first_conserved = None if first_conserved is None else list(first_conserved)
 
@@ -134,7 +140,8 @@ class Guard:
                 raise NonFiniteState(f"energy, forces or velocities are not finite; {self._worst_atom(state, size, b)}")
             if wrong is not None:
                 raise Unphysical(f"{wrong}; {self._worst_atom(state, size, b)}")
-        check_overlaps(self.at(state))
+        if check_overlaps(self.at(state), self._unwarned):
+            self._unwarned = ()
         return rows
 
     def at(self, state: State) -> System:
@@ -210,26 +217,48 @@ def closest_pair(system: System) -> tuple[float, int, int, float] | None:
     return (float(ratio[k]), i, j, float(distance[k])) if ratio[k] < 1 else None
 
 
-def check_overlaps(system: System) -> None:
+def check_overlaps(system: System, potentials: Iterable[Potential] = (), kind: str = "replica") -> bool:
     """Refuse a structure in which two atoms overlap.
+
+    Args:
+        system: B structures.
+        potentials: that compute it. Where one of them has no repulsive prior, a pair nearer than any bond is warned
+            of: `aimnet2` attracts O…O below 0.65 and H…H below 0.79 of the sum of the covalent radii.
+        kind: what messages call one of several structures.
+
+    Returns:
+        Whether there was a warning.
 
     Raises:
         Unphysical: names the pair.
     """
     pair = closest_pair(system)
-    if pair is not None and pair[0] < OVERLAP:
-        _, i, j, distance = pair
-        image = " (its periodic image: the cell is too small)" if i == j else ""
-        raise Unphysical(f"{_name(system, i)} and {_name(system, j)}{image} are {distance:.3f} Å apart: they overlap")
+    if pair is None:
+        return False
+    ratio, i, j, distance = pair
+    image = " (its periodic image: the cell is too small)" if i == j else ""
+    words = f"{_name(system, i, kind)} and {_name(system, j, kind)}{image} are {distance:.3f} Å apart"
+    if ratio < OVERLAP:
+        raise Unphysical(f"{words}: they overlap")
+    nearest = _CLOSE_HYDROGENS if bool((system.z[[i, j]] == 1).all()) else _CLOSE
+    if ratio >= nearest or all(any(prior.repels for prior in p.priors) for p in potentials):
+        return False
+    warnings.warn(
+        f"{words}, {ratio:.2f} times the sum of their covalent radii: this model has no repulsive prior, and may "
+        "attract such atoms; move them apart, or take a model that has one (organic)",
+        StructureWarning,
+        stacklevel=3,
+    )
+    return True
 
 
-def _name(system: System, atom: int) -> str:
-    """ "atom 4 (H)", and of several replicas which one."""
+def _name(system: System, atom: int, kind: str = "replica") -> str:
+    """ "atom 4 (H)", and of several structures which one."""
     symbol, replica = SYMBOLS[int(system.z[atom])], int(system.batch[atom])
     if system.num_systems == 1:
         return f"atom {atom} ({symbol})"
     first = int((system.batch < replica).sum())
-    return f"atom {atom - first} ({symbol}) of replica {replica}"
+    return f"atom {atom - first} ({symbol}) of {kind} {replica}"
 
 
 # --- Bonds of a structure, and whether dynamics has changed them ---

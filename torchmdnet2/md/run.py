@@ -228,7 +228,8 @@ class Simulation:
         else:
             self.state = self.engine.begin(velocities(self.start, self.atoms, options))
         limits = Limits.for_temperature(options.target_temperature)
-        self.guard = Guard(self.system, self.atoms, options.timestep, limits, self.saved.get("first_conserved"))
+        first = self.saved.get("first_conserved")
+        self.guard = Guard(self.system, self.atoms, options.timestep, limits, first, self.potential)
         self.conservation = Conservation(self.atoms.num_atoms, options.replicas)
 
     def _springs(self) -> Springs:

@@ -33,6 +33,7 @@ class Baseline(Prior):
         self.potential = Potential.from_config(potential)
         self.potential.requires_grad_(False)
         self.cutoff, self.reads_charge = self.potential.cutoff, self.potential.reads_charge
+        self.repels = any(prior.repels for prior in self.potential.priors)  # type: ignore[union-attr]
 
     def check(self, system: System) -> None:
         """Raise what the potential raises for structures that it cannot evaluate.

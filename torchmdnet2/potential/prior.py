@@ -47,12 +47,14 @@ class Prior(Float64Buffers, ABC):
         uses_charges: `forward` needs the charges that the network predicts.
         reads_charge: the total charge changes the energy, other than by those charges.
         constant: the energies depend on the elements alone: no forces, and fast paths compute them once.
+        repels: it keeps atoms apart that are nearer than any bond.
     """
 
     cutoff: float | None = None
     uses_charges: bool = False
     reads_charge: bool = False
     constant: bool = False
+    repels: bool = False
 
     def check(self, system: System) -> None:
         """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU.

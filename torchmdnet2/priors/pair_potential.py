@@ -50,6 +50,7 @@ class PairPotential(Prior):
 
     table: Tensor
     place: Tensor
+    repels = True
 
     def __init__(self, parameters: Mapping[str, Sequence[float]] | None = None, cutoff: float = 4.0):
         super().__init__()

@@ -48,6 +48,7 @@ class ZBL(Prior):
     """
 
     radii: Tensor
+    repels = True
 
     def __init__(
         self,

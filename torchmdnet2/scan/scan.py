@@ -81,7 +81,7 @@ def scan_molecule(
     with torch.inference_mode(False):
         surface = ModelSurface(models, device, dtype, allow_untrained_charge, level)
         surface.check(system)
-        check_overlaps(system)
+        check_overlaps(system, surface.members)
         if isinstance(reference, str):
             reference = open_reference(reference, str(device), allow_untrained_charge)
         if reference is not None:

@@ -59,7 +59,7 @@ def _usable(starts: Sequence[Atoms], potentials: Sequence[Potential]) -> list[Sy
         joined = System.concatenate(part).to(potentials[0].device)
         for potential in potentials:
             potential.check(joined)
-        check_overlaps(joined)
+        check_overlaps(joined, potentials, "structure")
         return list(part)
 
     groups = (systems[first : first + _TOGETHER] for first in range(0, len(systems), _TOGETHER))
