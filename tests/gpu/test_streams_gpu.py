@@ -10,9 +10,10 @@ from ase.build import molecule
 from streams.test_relax import rattled
 
 import torchmdnet2
-from torchmdnet2.streams.batches import BatchOptions
+from torchmdnet2.evaluator import Evaluator
+from torchmdnet2.streams.batches import BatchOptions, Room
 from torchmdnet2.streams.records import Record
-from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions
+from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _Slots
 from torchmdnet2.streams.scoring import Scorer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -58,7 +59,7 @@ def test_results_are_those_of_a_cpu(models, kind):
 
 def test_one_captured_step_serves_all_batches(models, monkeypatch):
     """After the first blocks, blocks of other structures record no graph."""
-    worker = Relaxer(models[1], RelaxOptions(fmax=0.05, atoms=96))
+    worker = Scorer(models[1], BatchOptions(atoms=96))
     worker([Record(k, starts=[a]) for k, a in enumerate(rattled(["CH3CH2OH"] * 8 + ["H2O", "CO2"] * 6))])
     taken: list[object] = []
     before = torch.cuda.CUDAGraph.capture_begin
@@ -67,6 +68,27 @@ def test_one_captured_step_serves_all_batches(models, monkeypatch):
     )  # fmt: skip
     worker([Record(k, starts=[a]) for k, a in enumerate(rattled(["CH3CH2OH", "C2H4", "CH3OH"]) * 6)])
     assert not taken
+
+
+def test_the_optimizer_is_captured_and_the_last_take_smaller_batches(models, monkeypatch):
+    """The minima are those of steps that are launched one by one, in batches of one size."""
+    starts, shapes = rattled(["CH3CH2OH", "C6H6", "CH3OH"] * 40), set()
+    call = Evaluator.__call__
+    monkeypatch.setattr(
+        Evaluator, "__call__", lambda self, system, *a, **k: (shapes.add(len(system.z)), call(self, system, *a, **k))[1]
+    )  # fmt: skip
+
+    def energies():
+        outcomes = Relaxer(models[1], RelaxOptions(fmax=0.005, atoms=4096))(
+            [Record(k, starts=[atoms.copy()]) for k, atoms in enumerate(starts)]
+        )  # fmt: skip
+        return torch.tensor([outcome.structures[0].info["energy"] for outcome in outcomes])
+
+    captured = energies()
+    assert shapes == {4096, 1024}
+    monkeypatch.setattr(_Slots, "_captured", lambda self: self._advance)
+    monkeypatch.setattr(Room, "smallest", lambda self, *sizes: self)
+    torch.testing.assert_close(captured, energies(), rtol=0, atol=2e-4)
 
 
 def test_optimizer_takes_the_steps_of_a_cpu():

@@ -28,7 +28,8 @@ from torchmdnet2.cli import main
 from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.streams import run
+from torchmdnet2.evaluator import Evaluator
+from torchmdnet2.streams import batches, run
 from torchmdnet2.streams.pipeline import Journal, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
 from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _bonds_changed
@@ -511,3 +512,21 @@ def test_a_cell_that_cannot_be_relaxed_is_named(small):
         assert outcome.structures[0].info["energy"] == pytest.approx(-2081, abs=1)
     (outcome,) = torchmdnet2.relax(small, [molecule("H2O")], cell=True)
     assert outcome.errors and "it has no cell that is periodic along three directions" in str(outcome.errors)
+
+
+def test_the_last_ones_take_smaller_batches(small, monkeypatch):
+    """Padded batches, as on a GPU: of a quarter of the size once no more structures wait, with the same minima."""
+    starts, shapes = rattled(["CH3CH2OH", "H2O", "CH4", "CH3OH"] * 2), set()
+    monkeypatch.setattr(batches, "_FULL", 16)
+    call = Evaluator.__call__
+    monkeypatch.setattr(
+        Evaluator, "__call__", lambda self, system, *a, **k: (shapes.add(len(system.z)), call(self, system, *a, **k))[1]
+    )  # fmt: skip
+    found = []
+    for padded in (True, False):
+        worker = Relaxer(small, RelaxOptions(atoms=64, padded=padded, novelty=False))
+        found.append(worker([Record(k, starts=[atoms.copy()]) for k, atoms in enumerate(starts)]))
+        if padded:
+            assert shapes == {64, 16}
+    for one, two in zip(*found, strict=True):
+        assert one.structures[0].info["energy"] == pytest.approx(two.structures[0].info["energy"], abs=2e-4)

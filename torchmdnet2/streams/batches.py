@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -37,6 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 _APART = 50.0  # Å between isolated atoms
+_FULL = 1024  # atoms: a step with fewer takes as long
 _TOGETHER = 128  # structures that are checked at once
 _MOST = {"cpu": 2048, "cuda": 8192}  # atoms whose features are computed at once, in plain PyTorch
 _Item = TypeVar("_Item")
@@ -123,6 +125,20 @@ class Room:
         self.structures = max(2, self.atoms // 16)
         self._filler = _filler(potential) if (on_gpu if padded is None else padded) else None
 
+    @cached_property
+    def _quarter(self) -> Room | None:
+        """A room for a quarter of the atoms; None where batches are not padded, or a step would not be faster."""
+        if self._filler is None or self.atoms < 4 * _FULL:
+            return None
+        quarter = copy(self)
+        quarter.atoms, quarter.structures = self.atoms // 4, max(2, self.atoms // 64)
+        return quarter
+
+    def smallest(self, atoms: int, structures: int) -> Room:
+        """The smallest of this room, a quarter of it, a quarter of that …, where so many fit."""
+        quarter = self._quarter
+        return quarter.smallest(atoms, structures) if quarter and quarter.fits(atoms, structures) else self
+
     def fits(self, atoms: int, structures: int) -> bool:
         """Whether so many fit; each slot that is not used holds at least one atom."""
         return structures < self.structures and atoms + self.structures - structures <= self.atoms
@@ -206,14 +222,12 @@ class Task:
         system: the same, float64, on the CPU.
         found: its result, with properties in `info`.
         error: why there is none.
-        steps: of a relaxation.
     """
 
     start: Atoms
     system: System
     found: Atoms | None = None
     error: str = ""
-    steps: int = 0
 
 
 _Options = TypeVar("_Options", bound=BatchOptions)

@@ -174,8 +174,9 @@ def _in_words() -> Iterator[None]:
         yield
     except BrokenProcessPool:
         raise RuntimeError(
-            "a process was ended from outside, as the system does when memory is short; the results so far are "
-            "written, and the same command goes on from there"
+            "a process was ended from outside, as the system does when memory is short, or could not start: a Python "
+            'script must call this below `if __name__ == "__main__":`. The results so far are written, and the same '
+            "command goes on from there"
         ) from None
 
 

@@ -19,7 +19,7 @@ Shapes: N atoms, B structures, M steps of history, n atoms of the largest molecu
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from ase.data import covalent_radii
 from torch import Tensor
 
 from ..adapters.ase import TorchMDNet2Calculator
+from ..engine.graph import CudaGraph, GraphMemory, NotCapturable
 from ..ensemble import Ensemble
 from ..errors import BadData
 from ..evaluator import Evaluator
@@ -118,26 +119,31 @@ class CellRelaxer(TaskWorker[RelaxOptions]):
 
 
 class _Slots:
-    """The structures of a batch that are relaxed together."""
+    """The structures of a batch that are relaxed together.
+
+    On a GPU the optimizer's step, about a hundred small kernels, is captured in a CUDA graph for as long as the batch
+    stays the same.
+    """
 
     def __init__(self, evaluator: Evaluator | Ensemble, room: Room, options: RelaxOptions):
         self.evaluator, self.room, self.options = evaluator, room, options
         self.device = room.device
         self.tasks: list[Task] = []
         self.optimizer = BatchedLBFGS(self.device)
-        self._gone: set[int] = set()
+        self._steps, self._gone = np.zeros(0, int), np.zeros(0, bool)
         self._failed = False  # one must go, or all would fail
         self.pos = torch.zeros(0, 3, dtype=torch.float64, device=self.device)
         self._sizes: list[int] = []
+        self._memory: GraphMemory | None = None
 
     def refill(self, waiting: list[Task]) -> None:
         """Let those go that are done, and the next ones in that fit; the largest first.
 
         Each change of a batch takes as long as a step or more, so it waits until a tenth has to go.
         """
-        if len(self.tasks) > 10 * len(self._gone) and not self._failed:
+        if len(self.tasks) > 10 * self._gone.sum() and not self._failed:
             return
-        kept = [k for k in range(len(self.tasks)) if k not in self._gone]
+        kept = np.flatnonzero(~self._gone).tolist()
         tasks = [self.tasks[k] for k in kept]
         used, place = sum(task.system.num_atoms for task in tasks), len(waiting)
         while place:
@@ -155,7 +161,9 @@ class _Slots:
         rows = [np.arange(firsts[k], firsts[k + 1]) for k in kept] + [np.full(n, -1) for n in sizes[len(kept) :]]
         index = torch.as_tensor(np.concatenate([np.zeros(0, int), *rows]), device=self.device)
         known = torch.as_tensor(np.array(kept + [-1] * (len(tasks) - len(kept)), int), device=self.device)
-        self.tasks, self._sizes, self._gone, self._failed = tasks, sizes, set(), False
+        self._steps = np.concatenate([self._steps[kept], np.zeros(len(tasks) - len(kept), int)])
+        self._gone = np.zeros(len(tasks), bool)
+        self.tasks, self._sizes, self._failed = tasks, sizes, False
         if not tasks:
             return
         joined = System.concatenate([task.system for task in tasks]).to(self.device)
@@ -163,58 +171,86 @@ class _Slots:
         self.pos = torch.where(index[:, None] >= 0, old, joined.pos)
         self._batch = joined.batch
         self._mobile = torch.as_tensor(np.concatenate([_mobile(task.start) for task in tasks]), device=self.device)
-        self._filled = self.room.fill(joined)
+        self._filled = self.room.smallest(used, len(tasks)).fill(joined)
         radii = torch.as_tensor(covalent_radii, device=self.device)[joined.z] * self._mobile
         self.optimizer.take(joined.batch, index, known, self.pos, radii * ~joined.pbc.any(1)[joined.batch])
+        # what a step of the optimizer takes and gives, at the same place for all steps of this batch
+        self._energy, self._forces = self.pos.new_zeros(len(tasks)), torch.zeros_like(self.pos)
+        self._found = self.pos.new_zeros(len(tasks), 3)  # energy, largest force, whether they are finite
+        self._move, self._moves = self._advance, 0
 
     def step(self) -> None:
         """Evaluate all, and move those that have not converged."""
         if not self.tasks:
             return
         n, b = len(self.pos), len(self.tasks)
-        self._filled = self._filled.replace(pos=torch.cat([self.pos, self._filled.pos[n:]]))
+        self._filled.pos[:n] = self.pos
         try:
             result = self.evaluator(self._filled)
         except FAULTS:
             self._retire_failed()
             return
         assert result.forces is not None
-        energy = result.energy[:b].detach().double()
-        forces = result.forces[:n].double() * self._mobile[:, None]
-        finite = energy.isfinite() & largest_of(forces, self._batch, b).isfinite()
-        self.pos = self.optimizer.advance(self.pos, forces, energy)
-        state = self.optimizer
-        largest = largest_of(state.forces, self._batch, b)
-        values = torch.stack([state.energy, largest, finite.double()], 1).tolist()  # waits for the device
-        host: np.ndarray | None = None
-        for k, (e, f, usable) in enumerate(values):
-            if k in self._gone:
-                continue
-            task, converged = self.tasks[k], f <= self.options.fmax
-            if not usable:
-                self._fail(k, "its energy or a force is not finite")
-            elif converged or task.steps >= self.options.steps:
-                self._gone.add(k)
-                first = sum(self._sizes[:k])
-                if host is None:
-                    host = torch.stack([state.pos, state.forces]).cpu().numpy()
-                place, found = host[:, first : first + self._sizes[k]]
+        self._energy.copy_(result.energy[:b])
+        self._forces.copy_(result.forces[:n])
+        if self._moves == 1 and self.device.type == "cuda":  # the first move of a batch prepared the libraries
+            self._move = self._captured()
+        self._move()
+        self._moves += 1
+        found = self._found.cpu().numpy()  # waits for the device
+        finite, converged = found[:, 2] > 0, found[:, 1] <= self.options.fmax
+        ends = ~self._gone & (~finite | converged | (self._steps >= self.options.steps))
+        if ends.any():
+            state = self.optimizer
+            places, forces = torch.stack([state.pos, state.forces]).cpu().numpy()
+            lasts = np.cumsum(self._sizes)
+            for k in np.flatnonzero(ends).tolist():
+                if not finite[k]:
+                    self._fail(k, "its energy or a force is not finite")
+                    continue
+                task, part, steps = self.tasks[k], slice(lasts[k] - self._sizes[k], lasts[k]), int(self._steps[k])
                 atoms = task.start.copy()
-                atoms.set_positions(place, apply_constraint=False)
-                task.found = _relaxed(task.start, atoms, found.copy(), e, task.steps, converged)
-            task.steps += 1
+                atoms.set_positions(places[part], apply_constraint=False)
+                energy, good = float(found[k, 0]), bool(converged[k])
+                task.found = _relaxed(task.start, atoms, forces[part].copy(), energy, steps, good)
+        self._gone |= ends
+        self._steps += 1
+
+    def _advance(self) -> None:
+        """Move the atoms by the forces, without waiting for the device: `pos`, and what the host reads of it."""
+        energy, batch, state = self._energy, self._batch, self.optimizer
+        forces = self._forces * self._mobile[:, None]
+        finite = energy.isfinite() & largest_of(forces, batch, len(energy)).isfinite()
+        self.pos.copy_(state.advance(self.pos, forces, energy))
+        torch.stack([state.energy, largest_of(state.forces, batch, len(energy)), finite.double()], 1, out=self._found)
+
+    def _captured(self) -> Callable[[], None]:
+        """`_advance` as a CUDA graph, which writes the new state over the old one."""
+        if self._memory is None:
+            self._memory = GraphMemory(self.device)
+        held = self.optimizer.state()
+
+        def launch() -> None:
+            self._advance()
+            self.optimizer.put(held)
+
+        try:
+            graph = CudaGraph.record(launch, self.device, warm_up=lambda: None, memory=self._memory)
+        except NotCapturable:
+            self.optimizer.restore(held)
+            return self._advance
+        return graph.replay
 
     def _fail(self, k: int, why: str) -> None:
-        self._gone.add(k)
-        self._failed = True
-        self.tasks[k].error = f"step {self.tasks[k].steps}: {why}"
+        self._gone[k] = self._failed = True
+        self.tasks[k].error = f"step {self._steps[k]}: {why}"
 
     def _retire_failed(self) -> None:
         """The batch cannot be evaluated: find the structures of which this is so."""
         parts = self.pos.cpu().split(self._sizes)
         alone = [task.system.replace(pos=pos) for task, pos in zip(self.tasks, parts, strict=True)]
         for k, found in enumerate(evaluate_each(self.evaluator, alone, self.room)):
-            if isinstance(found, Exception) and k in self._gone:
+            if isinstance(found, Exception) and self._gone[k]:
                 self._failed = True
             elif isinstance(found, Exception):
                 self._fail(k, reason(found))
@@ -292,6 +328,8 @@ class BatchedLBFGS:
         pos, forces, energy: [N, 3] Å, [N, 3] eV/Å, [B] eV: of the last step of each structure that was not taken back.
     """
 
+    _CHANGED = "pos", "forces", "energy", "_radius", "_scale", "_step", "_history", "_upper", "_changes"
+
     def __init__(self, device: torch.device):
         self.batch = torch.zeros(0, dtype=torch.long, device=device)
         atoms = torch.zeros(0, 3, dtype=torch.float64, device=device)
@@ -322,6 +360,21 @@ class BatchedLBFGS:
         self._upper, self._changes = _kept(self._upper, structures), _kept(self._changes, structures)
         self._tolerance = _NOISE * torch.bincount(batch, minlength=len(structures))
         self._springs.take(batch, structures, pos, radii)
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a step changes."""
+        return {name: getattr(self, name) for name in self._CHANGED}
+
+    def put(self, tensors: dict[str, Tensor]) -> None:
+        """Write the state into these tensors, which hold it from then on."""
+        for name, tensor in tensors.items():
+            tensor.copy_(getattr(self, name))
+        self.restore(tensors)
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Go on with a state."""
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
 
     def advance(self, pos: Tensor, forces: Tensor, energy: Tensor) -> Tensor:
         """The next positions.
