@@ -122,7 +122,7 @@ class Room:
         on_gpu = potential.device.type != "cpu"
         self.device = potential.device
         self.atoms = max(atoms or (16384 if on_gpu else 768), largest + 1)
-        self.structures = max(2, self.atoms // 16)
+        self.structures = max(2, self.atoms // 12)
         self._filler = _filler(potential) if (on_gpu if padded is None else padded) else None
 
     @cached_property
@@ -131,7 +131,7 @@ class Room:
         if self._filler is None or self.atoms < 4 * _FULL:
             return None
         quarter = copy(self)
-        quarter.atoms, quarter.structures = self.atoms // 4, max(2, self.atoms // 64)
+        quarter.atoms, quarter.structures = self.atoms // 4, max(2, self.atoms // 48)
         return quarter
 
     def smallest(self, atoms: int, structures: int) -> Room:
@@ -259,10 +259,10 @@ class Worker(ABC, Generic[_Options]):
         """The potentials that are calibrated, where novelty is wanted."""
         return rated(self.members if self.options.novelty else [])
 
-    def room(self, largest: int) -> Room:
-        """That of the last block, or one where a structure of so many atoms fits."""
+    def room(self, largest: int, most: int | None = None) -> Room:
+        """That of the last block, or one where a structure of so many atoms fits, by default for `most` atoms."""
         if self._room is None or self._room.atoms <= largest:
-            self._room = Room(self.potential, largest, self.options.atoms, self.options.padded)
+            self._room = Room(self.potential, largest, self.options.atoms or most, self.options.padded)
         return self._room
 
 

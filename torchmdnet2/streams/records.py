@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -240,10 +241,13 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
             yield Record(0, error=f"a number of atoms is expected where a frame begins, not '{shown}'")
             head = _next_head(file)
         else:
-            size, comment = int(head), file.readline()
+            size, comment, head = int(head), file.readline(), ""
             lines: list[str] = []
-            while len(lines) < size and (head := file.readline()) and not head.strip().isdigit():
-                lines.append(head)
+            for line in islice(file, size):
+                if "." not in line and line.strip().isdigit():  # the next frame: this one is too short
+                    head = line
+                    break
+                lines.append(line)
             if len(lines) == size:
                 head = file.readline()
             vectors = []

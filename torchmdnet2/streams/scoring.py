@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "Scorer"]
 
-_TOGETHER = 512  # structures whose elements and charges are checked at once
+_TOGETHER = 1024  # structures whose elements and charges are checked at once
+_SMALLEST, _LARGEST = 16384, 65536  # atoms of a batch on a GPU
 
 
 @dataclass(eq=False)
@@ -261,14 +262,17 @@ class Scorer(Worker[BatchOptions]):
         usable = block.usable
         if not usable:
             return block
-        room = self.room(int(block.sizes[usable].max()))
+        sizes = block.sizes[usable]
+        # on a GPU, a block in one batch: a call of the Evaluator takes as long for the host whatever its size
+        most = None if self.potential.device.type == "cpu" else int(np.clip(1.1 * sizes.sum(), _SMALLEST, _LARGEST))
+        room = self.room(int(sizes.max()), most)
 
         def run(part: Sequence[int]) -> list[Exception | None]:
             result = self.evaluator(room.fill(block.system(part).to(room.device)))
             block.take(part, result)
             return [None] * len(part)
 
-        for part in parts(usable, block.sizes[usable].tolist(), room.fits):
+        for part in parts(usable, sizes.tolist(), room.fits):
             for k, failed in zip(part, each(run, part), strict=True):
                 if failed is not None:
                     block.fail(k, reason(failed))
