@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tiny import tiny_potential
 
 from torchmdnet2 import Evaluator, System
 from torchmdnet2.core import devices as processes
+from torchmdnet2.streams.pipeline import _in_words
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -124,6 +126,13 @@ def test_forked_processes_evaluate():
         os.killpg(parent.pid, signal.SIGKILL)
         pytest.fail(f"a forked process waits for ever: {parent.communicate()[0]}")
     assert parent.returncode == 0, output
+
+
+@pytest.mark.parametrize(("begun", "words"), [(False, "__name__ == '__main__'"), (True, "ended from outside")])
+def test_processes_that_end(begun, words):
+    """A script without a guard, which every process would run again, is told from a process that was killed."""
+    with pytest.raises(RuntimeError, match=words), _in_words(lambda: begun):
+        raise BrokenProcessPool
 
 
 def test_a_lock_that_was_held_at_the_fork_is_free_in_the_child():

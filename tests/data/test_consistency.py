@@ -101,12 +101,19 @@ def test_missing_or_constant_labels_say_nothing():
     assert found([Sample(atom, labels)] * 20) is None
 
 
-def test_labels_that_do_not_correlate_say_nothing():
+def test_labels_that_do_not_correlate():
+    """Of a few frames they say nothing; of many, that energies or forces are noise."""
     assert Agreement(-40.0, -0.2).fault is None and Agreement(0.01, 0.3).fault is None
+    assert "in no relation" in Agreement(0.01, 0.3, pairs=20).fault
+    noisy = harmonic(60)
+    for sample, error in zip(noisy, np.random.default_rng(3).normal(0, 0.5, 60), strict=True):
+        sample.labels["energy"] += error
+    assert "and in no relation: are all of one method" in found(noisy).fault
 
 
 def test_small_factors_are_told_from_near_frames_alone():
-    assert Agreement(0.53, 0.99).fault is not None and Agreement(0.53, 0.9).fault is None
+    assert Agreement(0.53, 0.9).fault is not None and Agreement(0.53, 0.8).fault is None
+    assert Agreement(0.53, 0.99, "stresses").fault is not None and Agreement(0.53, 0.9, "stresses").fault is None
 
 
 def strained(count=30, sign=1.0, size=1.0):

@@ -6,7 +6,7 @@ import torch
 from ase.build import bulk, molecule
 
 from torchmdnet2.data import InMemoryDataset, Sample, statistics
-from torchmdnet2.data.label_checks import bond_scale, resolution, spread_out, stress_size, zeros
+from torchmdnet2.data.label_checks import bond_scale, net_force, resolution, shifted, spread_out, stress_size, zeros
 from torchmdnet2.system import System
 
 
@@ -62,6 +62,44 @@ def test_stress_without_shear_and_of_another_structure():
     for sample in symmetric:
         sample.labels["stress"] *= torch.eye(3)
     assert not len(seen(symmetric).shears)
+
+
+def test_energies_of_some_are_shifted():
+    """Of several compositions and charges too; isomers, ions and phases are not shifted."""
+    random = np.random.default_rng(0)
+
+    def given(shift, molecules=(molecule("H2O"), molecule("CH4")), charge=0):
+        samples = []
+        for k in range(40):
+            atoms, high = molecules[k % 2], random.uniform() < 0.4
+            system = System.from_ase(atoms).replace(charge=torch.full((1,), float(charge * high)).double())
+            energy = 13.0 * len(atoms) + random.normal(0, 0.3) + shift * high
+            samples.append(Sample(system, {"energy": torch.tensor([energy]).double()}))
+        data = InMemoryDataset(samples)
+        facts = statistics(data)
+        return shifted(data.batch(np.arange(40)), facts, np.arange(40)), facts.energies
+
+    (places, shift), energies = given(27.2)
+    assert shift == pytest.approx(27.2, abs=0.5) and 8 < len(places) < 24
+    water = {k for k in places.tolist() if k % 2 == 0}
+    assert {k for k in range(0, 40, 2) if energies[k] > 13.0 * 3 + 13} == water
+    assert given(0.0)[0] is None and given(3.0)[0] is None
+    assert given(12.6, charge=1)[0] is None, "ionized"
+
+
+def test_forces_that_do_not_cancel():
+    samples = rattled(bulk("Cu", cubic=True))
+    for sample in samples:
+        sample.labels["forces"] -= sample.labels["forces"].mean(0)
+    batch = InMemoryDataset(samples).batch(np.arange(12))
+    assert net_force(batch)[0] < 1e-12
+    for sample in samples[:7]:
+        sample.labels["forces"] += torch.tensor([0.3, 0, 0])
+    share, each = net_force(InMemoryDataset(samples).batch(np.arange(12)))
+    assert each == pytest.approx(0.3) and 0.2 < share < 1
+    for sample in samples:
+        sample.labels["forces"][0] = 0  # fixed
+    assert net_force(InMemoryDataset(samples).batch(np.arange(12))) is None
 
 
 def test_few_different_energies():

@@ -1,10 +1,11 @@
 """What is allowed and looks like a mistake is said before the training starts."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
-from ase.io import write
+from ase.io import read, write
 from crystals import crystals
 
 from torchmdnet2.errors import BadConfig, BadData
@@ -232,6 +233,39 @@ def test_faults_of_axes_frames_and_some_labels(raw_config, tmp_path):
         assert sum(said in note for note in found) == 1, (said, found)
 
 
+def test_faults_of_similar_frames_of_one_molecule(raw_config, tmp_path):
+    """The quickstart's ethanol, 50 frames: no note without a fault, and one of each fault."""
+    raw_config["data"]["split"] = {"validation": 0, "test": 0}
+    frames = read(Path(__file__).parents[2] / "examples/data/ethanol_gfn2.xyz", "::20")
+    random = np.random.default_rng(0)
+
+    def noise(results):
+        results["energy"] += 0.5 * random.normal()
+
+    def shift(results):
+        results["energy"] += 27.2114 * (random.uniform() < 0.5)
+
+    def net(results):
+        results["forces"] = results["forces"] + [0.2, 0, 0]
+
+    def scaled(factor):
+        return lambda results: results.update(forces=factor * results["forces"])
+
+    for fault, said in (
+        (scaled(1.0), None),
+        (scaled(0.529), "times those that follow from the forces: are the units right"),
+        (scaled(1.89), "times those that follow from the forces: are the units right"),
+        (noise, "in no relation: are "),
+        (shift, "eV above those of the others: are all of one method"),
+        (net, "forces do not cancel: their sum is 0.3"),
+    ):
+        changed = copy.deepcopy(frames)
+        for atoms in changed:
+            fault(atoms.calc.results)
+        found = notes(written(raw_config, tmp_path, changed))
+        assert len(found) == (said is not None) and all(said in note for note in found), (said, found)
+
+
 def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
     raw_config["data"]["split"] = {"validation": 0, "test": 0}
 
@@ -332,7 +366,8 @@ def test_what_was_not_learned_is_in_the_log(raw_config, tmp_path):
     """Labels without any relation to the structures, in too few frames to be noticed before the training."""
     frames = make_frames(30)
     for k, atoms in enumerate(frames):
-        atoms.calc.results["forces"] = np.random.default_rng(k).normal(size=(len(atoms), 3))
+        forces = np.random.default_rng(k).normal(size=(len(atoms), 3))
+        atoms.calc.results["forces"] = forces - forces.mean(0)
     raw = written(raw_config, tmp_path, frames)
     raw["data"]["split"] = {"validation": 12, "test": 0}
     raw["training"]["max_epochs"] = 2

@@ -17,11 +17,12 @@ from ase.data import covalent_radii
 
 from ..neighbors import neighbor_list
 from .dataset import Dataset, Sample
+from .pair_regression import Design, LinearFit, columns_of
 from .statistics import Statistics
 
 __all__ = [
-    "Agreement", "Usual", "Zeros", "agreement", "bond_scale", "resolution", "spread_out", "stress_agreement",
-    "stress_size", "zeros",
+    "Agreement", "Usual", "Zeros", "agreement", "bond_scale", "net_force", "resolution", "shifted", "spread_out",
+    "stress_agreement", "stress_size", "zeros",
 ]  # fmt: skip
 
 
@@ -130,6 +131,9 @@ _COMPARED, _COORDINATES = 250, 2_000_000  # looked at, at most
 _LEAST = 8  # frames
 _NEAR = 0.35  # Å per atom, between two frames that are compared; 0.1 to 0.3 in dynamics of a molecule at 300 K
 _STRAIN = 0.15  # largest component, between two cells that are compared
+_EXACT = {"forces": 0.85, "stresses": 0.94}  # correlation of right labels is above 0.93 and 0.9
+_LEAST_SCATTERED, _SCATTERED = 20, 0.7  # pairs, and their correlation, of energies with noise
+_EXPLAINED, _MATRIX = 0.5, 8_000_000  # of the variance of the forces, by a pair potential; numbers of its matrix
 
 
 @dataclass(frozen=True)
@@ -140,11 +144,15 @@ class Agreement:
         slope: of the changes over the work −∫F·dr; about 1 where the labels belong together.
         correlation: of the two.
         what: was compared, in the plural.
+        pairs: how many pairs were compared.
+        sizes: rms of the changes and of the work, eV.
     """
 
     slope: float
     correlation: float
     what: str = "forces"
+    pairs: int = 0
+    sizes: tuple[float, float] = (0.0, 0.0)
 
     @property
     def fault(self) -> str | None:
@@ -152,10 +160,17 @@ class Agreement:
         if self.correlation < -0.5:
             wrong = "have the wrong sign for the energies: are they gradients, or do they follow another convention?"
             return f"{self.what} {wrong}"
-        most = 1.6 if self.correlation > 0.94 else 4.0  # of near frames the slope is exact, and tells a bohr from an Å
+        # of near frames the slope is exact, and tells a bohr from an Å
+        most = (1.45 if self.what == "forces" else 1.6) if self.correlation > _EXACT[self.what] else 4.0
         if self.correlation > 0.5 and not 1 / most < self.slope < most:
             times = f"{self.slope:.3g} times those that follow from the {self.what}"
             return f"changes of the energy are {times}: are the units right?"
+        if self.what == "forces" and self.pairs >= _LEAST_SCATTERED and self.correlation < _SCATTERED:
+            changes, work = self.sizes
+            return (
+                f"energies differ by {changes:.2g} eV where the forces make it {work:.2g} eV, and in no relation: are "
+                "all of one method, one electronic state, converged, and of these structures?"
+            )
         return None
 
 
@@ -163,7 +178,8 @@ def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreem
     """Compare energies and forces of frames of one molecule or crystal.
 
     By the trapezoidal rule, E₂ − E₁ ≈ −(F₁ + F₂)·(r₂ − r₁)/2 for similar structures; exact where the energy is
-    quadratic. Molecules are turned onto each other first (Kabsch, Acta Cryst. A 32, 922 (1976)).
+    quadratic. Molecules are turned onto each other first (Kabsch, Acta Cryst. A 32, 922 (1976)). A pair potential is
+    fitted to the forces, so that the rule is for the rest alone: of right labels the slope is then within 0.8 and 1.1.
 
     Args:
         dataset: the data set.
@@ -173,19 +189,44 @@ def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreem
     Returns:
         None where there are too few frames of one kind that have both labels.
     """
-    batch, atoms = _similar(dataset, frames, found)
+    batch, atoms, chosen = _similar(dataset, frames, found)
     if batch is None or "forces" not in batch.labels:
         return None
     z = batch.system.z.numpy().reshape(-1, atoms)
     pos = batch.system.pos.numpy().reshape(-1, atoms, 3)
     forces = batch.labels["forces"].numpy().reshape(-1, atoms, 3)
     cell = batch.system.cell.numpy()
+    state = np.stack([batch.system.charge.numpy(), batch.system.spin.numpy()], 1)
     same = (z == z[0]).all(1) & np.isfinite(forces).all((1, 2)) & (cell == cell[0]).all((1, 2))
+    same &= (state == state[same.argmax()]).all(1)
     if same.sum() < _LEAST:
         return None
     periodic = bool(batch.system.pbc.any())
-    work, change = _pairs(pos[same], forces[same], batch.labels["energy"].numpy()[same], cell[0] if periodic else None)
-    return _compared(work, change)
+    known, energies = _of_pairs(dataset, np.asarray(frames)[chosen[same]], forces[same])
+    values = np.stack([batch.labels["energy"].double().numpy()[same], energies], 1)
+    work, change = _pairs(pos[same], forces[same] - known, values, cell[0] if periodic else None)
+    return _compared(work + change[:, 1], change[:, 0])
+
+
+def _of_pairs(dataset: Dataset, frames: np.ndarray, forces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return forces [n, N, 3] and energies [n] of a pair potential fitted to the forces; 0 where it is not like them.
+
+    Args:
+        dataset: the data set.
+        frames: [n] indices.
+        forces: [n, N, 3] eV/Å.
+    """
+    none = np.zeros_like(forces), np.zeros(len(forces))
+    kinds = len(np.unique(dataset.batch(frames[:1]).system.z.numpy()))
+    if forces.size * columns_of(kinds) > _MATRIX:
+        return none
+    design = Design(dataset.batch(frames))
+    if not design.scale.any():
+        return none
+    solution = LinearFit(design.forces)(forces.reshape(-1))
+    if solution.explained < _EXPLAINED:
+        return none
+    return solution.predicted.reshape(forces.shape), design.energies @ solution.mean
 
 
 def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreement | None:
@@ -194,7 +235,7 @@ def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) ->
     E₂ − E₁ ≈ −(F₁ + F₂)·Δr/2 + (V₁σ₁ + V₂σ₂):ε/2, with ε the strain from one cell to the other and Δr what atoms move
     besides. Tensile stress is positive.
     """
-    batch, atoms = _similar(dataset, frames, found)
+    batch, atoms, _ = _similar(dataset, frames, found)
     if batch is None or not {"forces", "stress"} <= batch.labels.keys() or not bool(batch.system.pbc.all()):
         return None
     z, pos, forces = (x.numpy().reshape(-1, atoms, *x.shape[1:])
@@ -224,21 +265,23 @@ def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) ->
 def _compared(work: np.ndarray, change: np.ndarray) -> Agreement | None:
     if len(work) < _LEAST or work.std() == 0 or change.std() == 0:
         return None
-    return Agreement(float(work @ change) / float(work @ work), float(np.corrcoef(work, change)[0, 1]))
+    slope, correlation = float(work @ change) / float(work @ work), float(np.corrcoef(work, change)[0, 1])
+    sizes = float(np.sqrt(np.mean(change**2))), float(np.sqrt(np.mean(work**2)))
+    return Agreement(slope, correlation, pairs=len(work), sizes=sizes)
 
 
-def _similar(dataset: Dataset, frames: np.ndarray, found: Statistics) -> tuple[Sample | None, int]:
-    """Return up to 250 frames with energies of the most frequent composition, as a batch, and their atoms."""
+def _similar(dataset: Dataset, frames: np.ndarray, found: Statistics) -> tuple[Sample | None, int, np.ndarray]:
+    """Return up to 250 frames with energies of the most frequent composition, as a batch; their atoms; their places."""
     known = np.flatnonzero(~np.isnan(found.energies))
     if len(known) < _LEAST or found.force_rms is None:
-        return None, 0
+        return None, 0, known
     weights = np.random.default_rng(0).normal(size=len(found.elements))
     _, kind, often = np.unique(found.counts[known] @ weights, return_inverse=True, return_counts=True)
     known = known[kind == often.argmax()]
     atoms = int(found.sizes[known[0]])
     most = min(_COMPARED, max(_LEAST, math.isqrt(_COORDINATES // (3 * atoms))))
     chosen = known[np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).astype(int))]
-    return dataset.batch(np.asarray(frames)[chosen]), atoms
+    return dataset.batch(np.asarray(frames)[chosen]), atoms, chosen
 
 
 def _pairs(
@@ -248,7 +291,7 @@ def _pairs(
 
     Args:
         pos, forces: [n, N, 3] Å, eV/Å.
-        energy: [n] eV.
+        energy: [n, 2] eV.
         cell: [3, 3] Å, of a crystal; None for a molecule.
     """
     one, two = np.triu_indices(len(pos), 1)
@@ -283,6 +326,8 @@ _CUTOFF = 4.0  # Å
 _UNEVEN = 1e-3  # of a sum of vectors to neighbors: the surroundings are not symmetric
 _STRUCTURES, _REPEATED = 8, 3  # structures, and structures of one energy where there are fewer than 8 energies
 _SHEAR = (1, 2, 5)  # of nine numbers, off the diagonal
+_ROUNDS, _FEWEST_SHIFTED = 20, 4
+_SHIFT_PER_ATOM, _SHIFT_ABOVE = 1.0, 20.0  # eV, and times the rms of what is left
 _NOBLE = (2, 10, 18, 36, 54, 86)
 
 
@@ -362,6 +407,70 @@ def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
     if not np.nan_to_num(found.energies).any():
         energies = none
     return Zeros(len(chosen), atoms, frames, axes, energies, stresses, shears, same)
+
+
+def net_force(batch: Sample) -> tuple[float, float] | None:
+    """Return how large the sum of the forces of a frame is, where forces of all its atoms are known and none is 0.
+
+    Of the energy of atoms alone it is 0, in cells too.
+
+    Args:
+        batch: frames.
+
+    Returns:
+        Medians over the frames: |Σ F| / √(Σ |F|²), and |Σ F| per atom in eV/Å; None without such frames.
+    """
+    if "forces" not in batch.labels:
+        return None
+    forces, owner = batch.labels["forces"].double(), batch.system.batch
+    sizes = batch.system.atom_counts.numpy()
+    net = forces.new_zeros(len(sizes), 3).index_add_(0, owner, forces).norm(dim=1).numpy()
+    square = forces.new_zeros(len(sizes)).index_add_(0, owner, forces.square().sum(1)).numpy()
+    idle = np.bincount(owner[(forces == 0).all(1)].numpy(), minlength=len(sizes))
+    used = (sizes > 1) & (idle == 0) & np.isfinite(net)
+    if not used.any():
+        return None
+    return float(np.median(net[used] / np.sqrt(square[used]))), float(np.median(net[used] / sizes[used]))
+
+
+def shifted(batch: Sample, found: Statistics, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:
+    """Find frames whose energies are higher than those of the others by one number.
+
+    Energies are compared after a fit to the composition, charge and spin. The number must be 20 times the rms that is
+    left, and 1 eV per atom: isomers and phases differ by less.
+
+    Args:
+        batch: frames `chosen`.
+        found: statistics of all frames.
+        chosen: [B] positions in them.
+
+    Returns:
+        Their positions, and the number in eV; None: there are none.
+    """
+    energies, sizes = found.energies[chosen], found.sizes[chosen]
+    used = np.flatnonzero(~np.isnan(energies) & (sizes > 1))
+    if len(used) < 2 * _STRUCTURES:
+        return None
+    counts, energies = found.counts[chosen[used]].astype(np.float64), energies[used]
+    states = np.stack([batch.system.charge.numpy(), batch.system.spin.numpy()], 1)[used]
+    kinds, kind = np.unique(states, axis=0, return_inverse=True)
+    columns = np.concatenate([counts, np.eye(len(kinds))[kind.reshape(-1)]], 1)
+    least = max(_FEWEST_SHIFTED, int(0.02 * len(used)))
+    high, shift, left = np.zeros(len(used)), 0.0, energies
+    for _ in range(_ROUNDS):
+        solution = np.linalg.lstsq(np.concatenate([columns, high[:, None]], 1), energies, rcond=None)[0]
+        shift, rest = float(solution[-1]), energies - columns @ solution[:-1]
+        left = rest - shift * high
+        order = np.argsort(rest, kind="stable")
+        gaps = np.diff(rest[order])[least - 1 : len(used) - least]
+        above = np.zeros(len(used))
+        above[order[least + int(gaps.argmax()) :]] = 1.0
+        if (above == high).all():
+            break
+        high = above
+    if shift < max(_SHIFT_PER_ATOM * float(sizes.mean()), _SHIFT_ABOVE * float(np.sqrt(np.mean(left**2)))):
+        return None
+    return chosen[used[np.flatnonzero(high)]], shift
 
 
 def resolution(found: Statistics) -> float | None:

@@ -29,7 +29,10 @@ from ..neighbors import neighbor_list
 from .dataset import Dataset, Sample
 from .statistics import Statistics
 
-__all__ = ["Factor", "Fault", "LinearFit", "Regression", "Solution", "energy_fault", "force_fault", "regression"]
+__all__ = [
+    "Design", "Factor", "Fault", "LinearFit", "Regression", "Solution", "columns_of", "energy_fault", "force_fault",
+    "regression",
+]  # fmt: skip
 
 
 _CUTOFF = 5.0  # Å
@@ -91,6 +94,7 @@ class Regression:
         energy: factor of the energies, both labels without their fault; None where the forces are not described.
         per_atom: the same, where the energies are taken for energies per atom.
         stress: order of the components -> factor of the stresses; empty without them.
+        freedom: numbers that energies were compared by, the frames less what composition, volume and state explain.
     """
 
     frames: np.ndarray
@@ -101,6 +105,7 @@ class Regression:
     energy: Factor | None = None
     per_atom: Factor | None = None
     stress: dict[str, Factor] = field(default_factory=dict)
+    freedom: int = 0
 
 
 def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regression | None:
@@ -117,12 +122,11 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
     usable = np.flatnonzero(~np.isnan(found.energies) & (found.sizes > 1) & (found.force_count == 3 * found.sizes))
     if len(usable) < _LEAST:
         return None
-    pairs = min(_PAIRS, len(found.elements) * (len(found.elements) + 1) // 2)
-    atoms = _NUMBERS / (3 * pairs * len(_CENTRES))
+    atoms = _NUMBERS / (3 * columns_of(len(found.elements)))
     most = int(min(_FRAMES, max(_LEAST, atoms / found.sizes[usable].mean())))
     chosen = usable[np.unique(np.linspace(0, len(usable) - 1, min(most, len(usable))).astype(int))]
     batch = dataset.batch(np.asarray(frames)[chosen])
-    design = _Design(batch)
+    design = Design(batch)
     forces = batch.labels["forces"].double().numpy().reshape(-1)
     if not forces.any() or not design.scale.any():
         return None
@@ -150,7 +154,12 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
     if wrong is not None:
         energy = _factor(free.T @ wrong.labels, mean, spread)
     stress = _of_stresses(batch, moved["stress"], design, solution.mean, solution.spread)
-    return Regression(chosen, solution.explained, size, fault, wrong, energy, per_atom, stress)
+    return Regression(chosen, solution.explained, size, fault, wrong, energy, per_atom, stress, free.shape[1])
+
+
+def columns_of(elements: int) -> int:
+    """Return how many columns a design has, at most, for structures of so many elements."""
+    return min(_PAIRS, elements * (elements + 1) // 2) * len(_CENTRES)
 
 
 class _Free:
@@ -184,7 +193,7 @@ def _moved(dataset: Dataset, indices: np.ndarray) -> dict[str, dict[str, np.ndar
     return result
 
 
-class _Design:
+class Design:
     """Return the labels that functions with unit coefficients give, scaled to forces of the same mean square.
 
     Attributes:
@@ -268,7 +277,7 @@ def _complement(columns: np.ndarray) -> np.ndarray:
 
 
 def _of_stresses(
-    batch: Sample, moved: dict[str, np.ndarray], design: _Design, mean: np.ndarray, spread: np.ndarray
+    batch: Sample, moved: dict[str, np.ndarray], design: Design, mean: np.ndarray, spread: np.ndarray
 ) -> dict[str, Factor]:
     """Return order of the components, or fault -> factor. The pressure of metals, not one of pairs, is left out."""
     if "stress" not in batch.labels:

@@ -23,6 +23,8 @@ from ..core.files import atomic_write, keep_old
 from ..errors import BadConfig, needs_extra
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
     from distributed import Client
 
 __all__ = ["Journal", "Pool", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order"]
@@ -94,7 +96,7 @@ def devices_pool(setup: Setup, devices: list[str], dask: str | Client | None = N
     Raises:
         BadConfig: there is no scheduler at the address.
         MissingBackend: the package distributed is not installed.
-        RuntimeError: a process was ended by the system, as it does when memory is short.
+        RuntimeError: a process was ended by the system, as it does when memory is short, or could not begin.
     """
     with _executor(setup, devices) if dask is None else _cluster(setup, devices[0], dask) as pool:
         yield pool
@@ -111,7 +113,9 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work], Pool]]:
         RuntimeError: as `devices_pool`.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=_begin_helper) as executor, _in_words():
+    begun = context.Event()
+    executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun,))
+    with executor, _in_words(begun.is_set):
         yield lambda work: Pool(lambda block: executor.submit(work, block), lambda: count)
 
 
@@ -156,6 +160,7 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     """The devices of this host."""
     executor: Executor
+    begun: Callable[[], bool] | None = None
     if len(devices) == 1:
         executor = ThreadPoolExecutor(1, initializer=_begin, initargs=(setup, devices[0]))
     else:
@@ -163,16 +168,27 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
         queue = context.SimpleQueue()
         for device in devices:
             queue.put(device)
+        begun = queue.empty
         executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
-    with executor, _in_words():
+    with executor, _in_words(begun):
         yield Pool(lambda block: executor.submit(_run, block), lambda: len(devices))
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _in_words(begun: Callable[[], bool] | None) -> Iterator[None]:
+    """Say why processes ended.
+
+    Args:
+        begun: whether one of them has begun to work; None: it is known that they have.
+    """
     try:
         yield
     except BrokenProcessPool:
+        if begun is not None and not begun():
+            raise RuntimeError(
+                "the processes could not begin. Each of them imports the script that runs: put what "
+                "it does under `if __name__ == '__main__':`"
+            ) from None
         raise RuntimeError(
             "a process was ended from outside, as the system does when memory is short, or could not start: a Python "
             'script must call this below `if __name__ == "__main__":`. The results so far are written, and the same '
@@ -194,8 +210,11 @@ def _begin_process(setup: Setup, queue: Any) -> None:
     _begin(setup, device)
 
 
-def _begin_helper() -> None:
+def _begin_helper(begun: Event | None = None) -> None:
     import torch
+
+    if begun is not None:
+        begun.set()
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # processes of one core each

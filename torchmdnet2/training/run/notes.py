@@ -16,7 +16,9 @@ from ...data.label_checks import (
     Usual,
     agreement,
     bond_scale,
+    net_force,
     resolution,
+    shifted,
     spread_out,
     stress_agreement,
     stress_size,
@@ -264,13 +266,16 @@ def closest_pair(frames: Frames, most: int = 2000) -> tuple[float, str]:
 
 # --- Notes on labels that cannot be right: contradicting signs and units, zeros, lost digits, duplicates ---
 
-_SIMILAR = 0.94  # correlation of similar frames: their factor is known within a third
+_SIMILAR = 0.9  # correlation of similar frames: their factor is known within a third
 _PRECISE = 0.87  # share of the forces: the factor of right labels was within 0.58 and 1.12
+_SCATTER = "in no relation"  # words of notes about noise
+_FREEDOM, _NO_RELATION = 40, 4.0  # numbers compared; right labels had 24 and more, in the logarithm of likelihoods
 _DESCRIBED = 0.3  # of the variance of the forces by a pair potential: less, and they are not of these structures
 _SMALL = 0.1  # eV/Å, rms of forces that may be noise of relaxed structures
 _PLAIN = 1e-3  # eV, by which energies of one structure may differ
 _FAR = 30.0  # eV per atom, from single atoms
 _STRESS = 5.0  # eV/Å³: 800 GPa
+_NET, _NET_PER_ATOM = 0.05, 0.02  # sum of the forces over their size; eV/Å, above that of coarse grids
 _BONDS = (0.65, 1.6)  # nearest distance over the sum of the covalent radii
 
 _FORCES = {"kcal/mol": 23.06, "kJ/mol": 96.49, "1/bohr": 1 / 1.8897, "hartree": 1 / 27.211, "hartree/bohr": 1 / 51.422,
@@ -281,7 +286,8 @@ _STRESSES = {"GPa": 160.22, "kbar": 1602.2, "bar": 1.6022e6, "Pa": 1.6022e11, "h
 def label_notes(setup: Setup) -> Iterator[str]:
     """Notes about contradictions between labels of the training frames."""
     frames, known = setup.frames["train"], setup.statistics["train"]
-    yield from _sizes(frames, known)
+    sizes = list(_sizes(frames, known))
+    yield from sizes
     yield from _other_labels(frames, known)
     yield from _references(setup)
     indices, usual = frames.indices, Usual(known)
@@ -290,6 +296,12 @@ def label_notes(setup: Setup) -> Iterator[str]:
         indices = np.delete(indices, far)
         known = statistics(frames.data, indices)
     found = list(_contradictions(frames, indices, known))
+    sums = list(_sums(setup))
+    clear = any("fits them much better" in note for note in found) or any("energies are exactly 0" in n for n in sizes)
+    if clear or any("above those of the others" in note for note in sums):
+        found = [note for note in found if _SCATTER not in note]
+    if not clear:  # which says more
+        found += sums
     yield from found
     if not any(note.startswith("stresses") for note in found):
         yield from _stress_size(frames, setup.statistics["train"])
@@ -307,15 +319,19 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
         if fitted.forces is not None or fitted.energies is not None:
             near = None  # it compares the labels with their fault
     if fitted is not None and fitted.energy is not None and not _right(near):
-        said = _energy_fault(fitted.explained, fitted.energy, fitted.per_atom, known.sizes)
-        scale = 1.0 if said is None else fitted.energy.value
+        said = _energy_fault(fitted, fitted.energy, known.sizes)
+        scale = 1.0 if said is None or _SCATTER in said else fitted.energy.value
     if said is not None and fitted is not None:
         yield (
             f"{said} Found with a pair potential that was fitted to the forces of {len(fitted.frames)} training "
             "frames; see data.keys and data.units"
         )
-    elif near is not None and near.fault is not None and (not _agree(fitted) or abs(near.correlation) > _SIMILAR):
-        scale = near.slope
+    elif (
+        near is not None
+        and near.fault is not None
+        and (not _agree(fitted) or abs(near.correlation) > _SIMILAR or _SCATTER in near.fault)
+    ):
+        scale = near.slope if _SCATTER not in near.fault else 1.0
         yield f"comparing similar training frames, {near.fault} See data.keys and data.units"
     if "stress" not in known.labelled:
         return
@@ -337,7 +353,7 @@ def _agree(fitted: Regression | None) -> bool:
 
 def _right(near: Agreement | None) -> bool:
     """Whether similar frames say clearly that forces and energies belong together."""
-    return near is not None and near.correlation > 0.9 and 0.67 < near.slope < 1.5
+    return near is not None and near.correlation > 0.9 and 0.69 < near.slope < 1.45
 
 
 def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterator[str]:
@@ -358,15 +374,20 @@ def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterato
         )
 
 
-def _energy_fault(explained: float, factor: Factor, whole: Factor | None, sizes: np.ndarray) -> str | None:
+def _energy_fault(fitted: Regression, factor: Factor, sizes: np.ndarray) -> str | None:
     """The fault of energies that are a factor times those that the forces predict; None if it is not clear."""
-    precise = explained > _PRECISE
+    precise, whole = fitted.explained > _PRECISE, fitted.per_atom
     if whole is None:
         return None
     if whole.beats(factor):
         return (
             "energies look like energies per atom: times the number of atoms, they fit the forces. data.keys.energy "
             "must name the energy of the whole frame: are the units right?"
+        )
+    if precise and fitted.freedom >= _FREEDOM and factor.gain < _NO_RELATION:
+        return (
+            "energies and forces are in no relation: are the energies of one method, one electronic state, converged, "
+            "and of these structures?"
         )
     if factor.gain < EVIDENCE:
         return None
@@ -468,6 +489,28 @@ def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
         yield (
             f"nearest atoms are at {ratio:.2g} times the sum of their covalent radii, and should be near 1: is "
             "data.units.length right? A bohr is 0.529 Å"
+        )
+
+
+def _sums(setup: Setup) -> Iterator[str]:
+    """Notes about energies that are shifted in some frames, and about forces that do not cancel."""
+    frames, known = setup.frames["train"], setup.statistics["train"]
+    chosen = spread_out(known)
+    batch = frames.data.batch(frames.indices[chosen])
+    found = shifted(batch, known, chosen)
+    if found is not None:
+        places, shift = found
+        yield (
+            f"energies of {len(places)} of {len(chosen)} checked training frames (the first: "
+            f"{frames.name(int(places[0]))}) are {shift:.4g} eV above those of the others: are all of one method and "
+            "one electronic state, with the same reference energies?"
+        )
+    net = net_force(batch)
+    if net is not None and net[0] > _NET and net[1] > _NET_PER_ATOM:
+        yield (
+            f"forces do not cancel: their sum is {net[0]:.2g} times their size, {net[1]:.2g} eV/Å per atom, in the "
+            "median frame, and 0 in the absence of a field and of fixed atoms. Is an offset in them, or were some "
+            "atoms left out?"
         )
 
 
