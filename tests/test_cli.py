@@ -306,7 +306,7 @@ def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     assert "train" in fails(capsys, 2, *arguments, *split, "--subset", "train")
     assert "--split" in fails(capsys, 2, *arguments, "--subset", "train")
     other = ["evaluate", folder / "model.tmn", tmp_path / "hartree.xyz", *named, *split]
-    assert "made for other frames" in fails(capsys, 1, *other)
+    assert "belong to other frames" in fails(capsys, 1, *other)
     assert fails(capsys, 1, *arguments, "--energy-key", "wrong")
     write(tmp_path / "energies.xyz", [Atoms(a.numbers, a.positions, info={"e": 1.0}) for a in frames])
     only = ["evaluate", folder / "model.tmn", tmp_path / "energies.xyz", "--energy-key", "e"]

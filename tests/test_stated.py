@@ -353,7 +353,7 @@ def test_dipoles_need_a_unit_where_another_length_is_stated(tmp_path):
     comment = 'pos_unit=bohr energy=1 dipole="1 0 0"'
     (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0 0 0\n")
     keys = {"energy": "energy", "dipole": "dipole"}
-    with pytest.raises(BadData, match=r"states pos_unit=bohr, and not the unit of its dipole: .*{dipole: debye}"):
+    with pytest.raises(BadData, match=r"states pos_unit=bohr, but no unit of the dipole: .*{dipole: debye}"):
         open_dataset(tmp_path / "a.xyz", keys)
     data = open_dataset(tmp_path / "a.xyz", keys, {"dipole": "e*bohr"})
     assert data[0].labels["dipole"][0, 0].item() == pytest.approx(0.529177210903)
@@ -482,7 +482,7 @@ def test_units_that_frames_state_are_used(tmp_path, info, energy, force, length)
             {"energy": "eV"},
             "states energy-unit=hartree, but the given unit is",
         ),
-        ({"energy-unit": "hartree"}, None, "states energy-unit=hartree, and not the unit of its forces: give it"),
+        ({"energy-unit": "hartree"}, None, "states energy-unit=hartree, but no unit of the forces: give it"),
         ({"energy-unit": "furlong", "force-unit": "eV/A"}, None, "energy-unit=furlong: unknown energy unit"),
     ],
 )

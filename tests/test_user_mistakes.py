@@ -71,10 +71,13 @@ def folder(tmp_path, monkeypatch):
         (["train", "none.yaml"], "no such configuration file; `torchmdnet2 config --help` says how to print one"),
         (["train", "my.yaml", "--set", "init=a_run"], "a_run is a folder, and a model file is needed: give a_run/best"),
         (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which is given as energy, nor any other label"),
-        (["evaluate", "m.tmn", "bare.xyz"], "nor any other label: these are structures only"),
+        (["evaluate", "m.tmn", "bare.xyz"], "nor any other label: the file has structures only"),
         (["evaluate", "data.xyz", "m.tmn"], "m.tmn is a model, but data are expected there: the model comes first"),
         (["evaluate", "ensemble.json", "data.xyz"], "not an ensemble file, as `torchmdnet2 train --members` writes"),
-        (["evaluate", "m.tmn", "data.xyz", "--split", "ensemble.json"], "not a file of splits, as a training writes"),
+        (
+            ["evaluate", "m.tmn", "data.xyz", "--split", "ensemble.json"],
+            "not a file of splits (splits.json) from a training",
+        ),
         (["md", "m.tmn", "hh.xyz"], "hh.xyz: cannot be read as a structure: atom 1: there is no element 'HH'"),
         (["md", "m.tmn", "my.yaml"], "my.yaml: cannot be read as a structure: ASE knows no format of structures"),
         (
@@ -147,10 +150,10 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         ([*TRAIN, "--set", FREEZE], "init.freeze: no parameter of this model starts with 'readout'"),
         ([*TRAIN, "--set", "init={file: m.tmn, replay: none.xyz}"], "none.xyz"),
         ([*TRAIN, "--set", "data.train=[data.xyz, data.xyz]"], "named twice; its frames would count double"),
-        ([*TRAIN, "--set", "data.split={validation: 5, test: 1}"], "none is left to train on"),
+        ([*TRAIN, "--set", "data.split={validation: 5, test: 1}"], "is left to train on"),
         ([*TRAIN, "--set", "training.cuda_graphs=true"], "CUDA graphs need an NVIDIA GPU"),
         ([*TRAIN, "--set", "model={max_z: 4}"], "model.max_z: O is in the training frames, which needs 9 at least"),
-        ([*TRAIN, "--set", "training={max_atoms: 2, device: cpu}"], "it has 3 atoms, and a batch may have 2 at most"),
+        ([*TRAIN, "--set", "training={max_atoms: 2, device: cpu}"], "the frame has 3 atoms, but a batch at most 2"),
         ([*TRAIN, "--bootstrap"], "--bootstrap is for ensembles: also give --members"),
     ],
 )  # fmt: skip

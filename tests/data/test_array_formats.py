@@ -91,12 +91,14 @@ def test_aimnet2(tmp_path, charge):
 
 def test_names_of_no_layout_by_keys(tmp_path):
     path = write(tmp_path / "a.h5", {"g": {"X": POS, "elements": [b"O", b"H"], "Y": ENERGY}})
-    with pytest.raises(BadData, match=r"there are: X, Y, elements\. keys\.numbers and keys\.positions name others"):
+    with pytest.raises(
+        BadData, match=r"but has X, Y, elements\. Give other names as keys\.numbers and keys\.positions"
+    ):
         open_dataset(path, {"energy": "Y"}, EV)
     data = open_dataset(path, {"energy": "Y", "numbers": "elements", "positions": "X"}, EV)
     assert data[2].labels["energy"].item() == ENERGY[2] and data[2].system.z.tolist() == [8, 1]
     np.savez(tmp_path / "a.npz", X=POS, elements=[8, 1], Y=ENERGY)
-    with pytest.raises(BadData, match=r"there are: X, Y, elements\. keys\.positions names another"):
+    with pytest.raises(BadData, match=r"the file has: X, Y, elements\. Give another name as keys\.positions"):
         open_dataset(tmp_path / "a.npz", {"energy": "Y"}, EV)
     other = open_dataset(tmp_path / "a.npz", {"energy": "Y", "numbers": "elements", "positions": "X"}, EV)
     assert other[2].labels["energy"].item() == ENERGY[2] and np.array_equal(other[2].system.pos, POS[2])
@@ -146,7 +148,7 @@ def test_a_virial_without_a_cell(tmp_path):
     content = {"coord": POS, "numbers": [8, 1], "energy": ENERGY, "virial": FULL}
     np.savez(tmp_path / "a.npz", **content)
     for path in (tmp_path / "a.npz", write(tmp_path / "a.h5", {"g": content})):
-        with pytest.raises(BadData, match="there is a virial but no cell"):
+        with pytest.raises(BadData, match="the frame has a virial but no cell"):
             list(open_dataset(path, {"virial": "virial"}, EV))
 
 

@@ -119,7 +119,7 @@ def test_virial_is_minus_stress_times_volume(tmp_path):
     sample = AseDataset(path, {"virial": "virials"})[0]
     assert sample.labels.keys() == {"stress"}
     torch.testing.assert_close(sample.labels["stress"][0], -MATRIX / 24, rtol=1e-14, atol=0)
-    with pytest.raises(BadData, match="frame 0: there is a virial but no cell"):
+    with pytest.raises(BadData, match="frame 0: the frame has a virial but no cell"):
         AseDataset(write(tmp_path / "b.xyz", f'virials="{matrix}"'), {"virial": "virials"})
     with pytest.raises(BadData, match="not for both"):
         AseDataset(path, {"virial": "virials", "stress": "stress"})

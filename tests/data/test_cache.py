@@ -301,7 +301,7 @@ def test_a_cache_of_another_version_is_refused(source, folder):
 
     data = cached(source, folder)
     folders.write_index(data.folder, {**data.facts, "format": "torchmdnet2 cache 99"})
-    with pytest.raises(BadData, match=r"index\.json: this cache is of the format 'torchmdnet2 cache 99'"):
+    with pytest.raises(BadData, match=r"index\.json: the format of this cache is 'torchmdnet2 cache 99'"):
         CachedDataset(data.folder)
 
 

@@ -64,7 +64,7 @@ def test_downloaded_once(tmp_path, server, source, checksums):
 def test_without_a_checksum_the_sha256_is_told(tmp_path, source):
     said = []
     fetch(source(), tmp_path, say=said.append)
-    assert f"f.npz: it cannot be verified, because no checksum is published; its sha256 is {SHA256}" in said[-1]
+    assert f"f.npz: the file cannot be verified, because no checksum is published; its sha256 is {SHA256}" in said[-1]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -85,7 +85,9 @@ def test_complete_but_not_renamed(tmp_path, source):
 
 @pytest.mark.parametrize("checksums", [{"sha256": "0" * 64}, {"md5": "0" * 32}])
 def test_something_else_is_removed(tmp_path, source, checksums):
-    with pytest.raises(BadData, match=r"f\.npz: its \w+ is .* and should be 000.*not what was published"):
+    with pytest.raises(
+        BadData, match=r"f\.npz: its \w+ is .* and should be 000.*the file differs from the published one"
+    ):
         fetch(source(**checksums), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -100,7 +100,7 @@ def test_deepmd_without_forces_or_box(tmp_path):
     data = open_dataset(bare, {"energy": "energy"}, format="dpdata/deepmd/npy")
     assert [sample.system.charge.item() for sample in data] == [-1, 2]
     assert not data[0].system.pbc.any() and not data[0].system.cell.any()
-    with pytest.raises(BadData, match=r"no frame has 'forces'.*There are: charge, energy"):
+    with pytest.raises(BadData, match=r"no frame has 'forces'.*The file has: charge, energy"):
         open_dataset(bare, {"energy": "energy", "forces": "forces"}, format="dpdata/deepmd/npy")
     (bare / "nopbc").unlink()
     with pytest.raises(BadData, match=r"cannot be read: .*box\.npy"):
@@ -145,7 +145,7 @@ def test_elements_that_are_not_stated_are_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="a folder without files"):
         open_dataset(tmp_path / "empty", KEYS, format="dpdata/deepmd/npy")
     (tmp_path / "empty" / "coord.npy").write_text("")
-    with pytest.raises(BadData, match=r"no data of the format deepmd/npy: no type\.raw in it"):
+    with pytest.raises(BadData, match=r"no data of the format deepmd/npy: type\.raw is missing"):
         open_dataset(tmp_path / "empty", KEYS, format="dpdata/deepmd/npy")
 
 

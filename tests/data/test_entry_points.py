@@ -100,8 +100,8 @@ def test_a_key_chooses_among_statements(written, info, keys, expected):
             {"energy": "kcal/mol"},
             "states energy_unit=hartree, but the given unit is kcal",
         ),
-        ({"energy_unit": "hartree"}, None, "and not the unit of its forces"),
-        ({"pos_unit": "bohr"}, None, "and not the unit of its forces"),
+        ({"energy_unit": "hartree"}, None, "but no unit of the forces"),
+        ({"pos_unit": "bohr"}, None, "but no unit of the forces"),
         ({"energy_unit": "hartre"}, None, "energy_unit=hartre: unknown energy unit"),
     ],
 )

@@ -54,10 +54,13 @@ def test_wrong_keys(tmp_path):
 
 FRAMES = 4
 BAD = [
-    ({"types": None}, r"group 'a': types and pos or .* are needed; there are: energy, forces, pos"),
-    ({"types": np.array([8, 1])}, r"group 'a', frame 0: 3 positions, but atomic numbers"),
-    ({"types": np.array([8.0, 1, 1])}, r"group 'a', frame 0: 3 positions, but atomic numbers are float64"),
-    ({"types": np.array([8, 0, 1])}, r"group 'a', frame 0: atom 1 has the atomic number 0"),
+    ({"types": None}, r"group 'a': the group needs types and pos or .*, but has energy, forces, pos"),
+    ({"types": np.array([8, 1])}, r"group 'a', frame 0: there are 3 positions, but the atomic numbers"),
+    (
+        {"types": np.array([8.0, 1, 1])},
+        r"group 'a', frame 0: there are 3 positions, but the atomic numbers are float64",
+    ),
+    ({"types": np.array([8, 0, 1])}, r"group 'a', frame 0: the atomic number of atom 1 is 0"),
     ({"types": np.tile([8, 1, 1], (3, 1))}, r"group 'a', dataset 'types': its shape \(3, 3\) does not fit 4 frames"),
     ({"pos": np.zeros((FRAMES, 3, 2))}, r"group 'a', frame 0: pos has the shape \(3, 2\), not \(3, 3\)"),
     ({"pos": np.full((FRAMES, 3, 3), np.nan)}, r"group 'a', frame 0: atom 0: its position is not finite"),
@@ -74,9 +77,9 @@ BAD = [
     ({"cell": np.eye(3), "pbc": np.ones((FRAMES, 2))}, r"group 'a', frame 0: pbc has the shape \(2,\)"),
     ({"cell": np.full((3, 3), np.nan)}, r"group 'a', frame 0: system 0: its cell is not finite"),
     ({"cell": np.diag([5, 5, 1e-9])}, r"group 'a', frame 0: a lattice vector is shorter than 0\.1 Å; is the unit"),
-    ({"cell": np.eye(3), "box": np.eye(3)}, r"group 'a': it has both a cell and a box"),
-    ({"cell": np.eye(3), "pbc": np.array([1, 0.5, 0])}, r"group 'a', frame 0: pbc must be made of 0 and 1, not"),
-    ({"cell": np.eye(3), "pbc": np.array([1, np.nan, 0])}, r"group 'a', frame 0: pbc must be made of 0 and 1, not"),
+    ({"cell": np.eye(3), "box": np.eye(3)}, r"group 'a': the group has both a cell and a box"),
+    ({"cell": np.eye(3), "pbc": np.array([1, 0.5, 0])}, r"group 'a', frame 0: pbc must consist of 0 and 1, not"),
+    ({"cell": np.eye(3), "pbc": np.array([1, np.nan, 0])}, r"group 'a', frame 0: pbc must consist of 0 and 1, not"),
     ({"pos": 1.0}, r"group 'a': positions of the shape \[frames, atoms, 3\] are expected, not \(\)"),
     ({"pos": np.zeros(3)}, r"group 'a': positions of the shape \[frames, atoms, 3\] are expected, not \(3,\)"),
     (
@@ -111,7 +114,7 @@ def test_other_hdf5_files(tmp_path):
         read_all(tmp_path / "b.h5", units=EV)
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file.create_group("_metadata")
-    with pytest.raises(BadData, match=r"c\.h5: there are no frames"):
+    with pytest.raises(BadData, match=r"c\.h5: the file has no frames"):
         read_all(tmp_path / "c.h5")
     (tmp_path / "d.h5").write_text("not HDF5")
     with pytest.raises(BadData, match=r"d\.h5: it is damaged or not an HDF5 file"):

@@ -66,7 +66,7 @@ def test_npy_cache_follows_all_files(tmp_path, sets):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: (d / "embed_1.npy").unlink(), "2 files of coordinates and 1 of numbers"),
+        (lambda d: (d / "embed_1.npy").unlink(), "2 files of coordinates, but 1 of numbers"),
         (lambda d: np.save(d / "embed_1.npy", np.array([6, 1])), r"embed_1\.npy: 5 whole atomic numbers"),
         (lambda d: np.save(d / "energy_1.npy", np.zeros(3)), r"energy_1\.npy: energy has the shape \(3,\)"),
         (lambda d: np.save(d / "forces_0.npy", np.zeros((4, 3, 2))), r"forces_0\.npy: forces has the shape"),
@@ -173,7 +173,7 @@ def test_bad_ace(tmp_path):
     with pytest.raises(BadData, match=r"b\.h5, molecule 'NH4': it is damaged or not of the Ace layout"):
         open_dataset(tmp_path / "b.h5", ALL)
     write_ace(tmp_path / "c.h5", "2.0", frames=0)
-    with pytest.raises(BadData, match=r"c\.h5: there are no frames in it"):
+    with pytest.raises(BadData, match=r"c\.h5: the file has no frames"):
         open_dataset(tmp_path / "c.h5", ALL)
     with pytest.raises(FileNotFoundError, match=r"there is no data file .*d\.h5"):
         AceReader(tmp_path / "d.h5")
@@ -186,7 +186,11 @@ def test_bad_ace(tmp_path):
         ("formal_charges", [0.9, 0, 0, 0, 0], "dataset 'formal_charges' must hold whole numbers"),
         ("formal_charges", [np.nan, 0, 0, 0, 0], "dataset 'formal_charges' must hold whole numbers"),
         ("formal_charges", [1, 0], "5 formal charges are expected"),
-        ("atomic_numbers", [7, 1, 1], r"\(3,\) atomic numbers and positions of the shape .*3, 5, 3.* do not fit"),
+        (
+            "atomic_numbers",
+            [7, 1, 1],
+            r"atomic numbers of the shape \(3,\) do not fit positions of the shape .*3, 5, 3.*",
+        ),
         ("forces", np.zeros((3, 4, 3)), r"forces has the shape \(3, 4, 3\), which does not fit 3 frames of 5 atoms"),
     ],
 )

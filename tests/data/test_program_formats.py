@@ -47,9 +47,9 @@ def test_n2p2(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("charge 0.0\nend\n", "", "the file ends without 'end'"),
+        ("charge 0.0\nend\n", "", "it ends without 'end'"),
         ("lattice 0.0 1.0 12.0\n", "", "three lattice vectors are expected"),
-        ("0.02 0.03\n", "0.02\n", "atom 0 has 8 of 9 columns"),
+        ("0.02 0.03\n", "0.02\n", "atom 0 has 8 columns instead of 9"),
         ("energy -75.5", "enrgy -75.5", "'enrgy' is not one of"),
         ("O -0.8", "Ox -0.8", "frame 0: .*atom 0: there is no element 'Ox'"),
         ("begin\ncomment", "comment", "'begin' is expected where a structure begins, not 'comment'"),
@@ -93,7 +93,7 @@ def test_mlip(tmp_path):
         with pytest.raises(BadData, match=words):
             open_dataset(tmp_path / "train.cfg", format=name)
     (tmp_path / "train.cfg").write_text(MLIP[:-9])
-    with pytest.raises(BadData, match="without END_CFG: it was cut off"):
+    with pytest.raises(BadData, match="cut off: it ends without END_CFG"):
         open_dataset(tmp_path / "train.cfg", format="mlip/Cu-Al")
 
 
@@ -105,7 +105,7 @@ def test_mlip(tmp_path):
         ("cartes_z", "z", "cartes_z are expected among"),
         ("fy", "gy", "fy are expected among"),
         ("BEGIN_CFG", "CFG", "BEGIN_CFG is expected where a configuration begins, not 'CFG'"),
-        ("0.1   0.1 0.0 0.0", "0.1   0.1 0.0", "2 atoms with the columns id, type, .*, fz are expected"),
+        ("0.1   0.1 0.0 0.0", "0.1   0.1 0.0", "does not have 2 atoms with the columns id, type, .*, fz"),
         ("xz          xy", "xz          yx", "xy are expected among xx"),
     ],
 )
@@ -153,7 +153,7 @@ def test_cp2k(tmp_path):
         open_dataset(path, format="cp2k")
     path.write_text(path.read_text().replace("H1 0.0", "H 0.0"))
     (tmp_path / "w-1.cell").unlink()
-    with pytest.raises(BadData, match=r"neither w-1\.cell nor w-1\.restart beside it"):
+    with pytest.raises(BadData, match=r"neither w-1\.cell nor w-1\.restart beside the file"):
         open_dataset(path, format="cp2k")
     lone = open_dataset(path, {"energy": "energy"}, format="cp2k/none")
     assert not lone[0].system.pbc.any()
@@ -167,8 +167,8 @@ def test_cp2k(tmp_path):
     ("file", "change", "words"),
     [
         ("w-pos-1.xyz", lambda text: text.replace(", E =", ", e ="), "'i = STEP, … E = ENERGY' is expected in the"),
-        ("w-pos-1.xyz", lambda text: text.rsplit("\n", 2)[0], "the file ends within step 5: it was cut off"),
-        ("w-frc-1.xyz", lambda text: text.rsplit("\n", 2)[0], "the file ends within step 5: it was cut off"),
+        ("w-pos-1.xyz", lambda text: text.rsplit("\n", 2)[0], "the file was cut off: it ends within step 5"),
+        ("w-frc-1.xyz", lambda text: text.rsplit("\n", 2)[0], "the file was cut off: it ends within step 5"),
         ("w-1.cell", lambda text: text.rsplit("\n", 2)[0] + "\n", r"step 5 is not in .*w-1\.cell"),
     ],
 )

@@ -143,7 +143,7 @@ COLUMNS = "ITEM: ATOMS id type {}x y z\n1 1 O 0 0 0\n2 2 H 0 0.76 0.6\n3 2 H 0 -
 def test_lengths_in_the_unit_that_the_text_states(tmp_path, format, text, unit):
     (tmp_path / "a").write_text(text)
     if unit is None:
-        with pytest.raises(BadData, match=r"a: its line '.*' states (lengths|a cell) in a way that is not read"):
+        with pytest.raises(BadData, match=r"a: its line '.*' states (lengths|a cell) in a form that is not supported"):
             read_structures(tmp_path / "a", format=format)
     else:
         (atoms,) = read_structures(tmp_path / "a", format=format)

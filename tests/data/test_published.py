@@ -78,7 +78,7 @@ def test_rmd17(raw, tmp_path, alone):
         put_in_tar(raw("rmd17") / "rmd17.tar.bz2", files, "w:bz2")
     check_trajectory(opened(tmp_path, "rmd17", molecule="salicylic_acid")[0], z, pos, energy, forces)
     if not alone:
-        with pytest.raises(BadData, match=r"rmd17\.tar\.bz2: there is no rmd17_uracil\.npz in it"):
+        with pytest.raises(BadData, match=r"rmd17\.tar\.bz2: the archive has no rmd17_uracil\.npz"):
             opened(tmp_path, "rmd17", molecule="uracil")
 
 
@@ -116,10 +116,10 @@ def test_damaged_archives(raw, tmp_path):
         opened(tmp_path, "md17", molecule="toluene_ccsd_t")
     with zipfile.ZipFile(raw("md17") / "toluene_ccsd_t.zip", "w") as archive:
         archive.writestr("readme.txt", "")
-    with pytest.raises(BadData, match=r"one file \*-train\.npz is expected in it, but it has 0"):
+    with pytest.raises(BadData, match=r"the archive must have one file \*-train\.npz, but it has 0"):
         opened(tmp_path, "md17", molecule="toluene_ccsd_t")
     put_in_tar(raw("ani2x") / "ANI-2x-wB97X-631Gd.tar.gz", {"readme.txt": b""}, "w:gz")
-    with pytest.raises(BadData, match=r"ANI-2x-wB97X-631Gd\.tar\.gz: there is no .*h5 file in it"):
+    with pytest.raises(BadData, match=r"ANI-2x-wB97X-631Gd\.tar\.gz: the archive has no .*h5 file"):
         opened(tmp_path, "ani2x")
 
 
@@ -208,7 +208,7 @@ def test_comp6_version_1_holds_gradients(raw, tmp_path):
 def test_h5_that_is_something_else(raw, tmp_path):
     with h5py.File(raw("ani1x") / "ani1x-release.h5", "w") as file:
         file["a/energies"] = np.zeros(3)
-    with pytest.raises(BadData, match=r"ani1x-release\.h5: it is damaged, or not what it should be"):
+    with pytest.raises(BadData, match=r"ani1x-release\.h5: it is damaged, or not a file of this data set"):
         opened(tmp_path, "ani1x")
     (raw("ani2x") / "ANI-2x-wB97X-631Gd.tar.gz").write_bytes(b"no archive")
     with pytest.raises(BadData, match=r"ANI-2x-wB97X-631Gd\.tar\.gz: it is damaged"):

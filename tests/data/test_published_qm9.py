@@ -88,7 +88,7 @@ def test_qm9_of_moleculenet(raw, tmp_path):
     assert near(data[1].labels["energy"], [-40.4 * HARTREE]) and near(data[1].labels["scalar:gap"], [0.25 * HARTREE])
     assert near(data[0].labels["scalar:mu"], [1.5 * factor("dipole", "debye")]) and "charges" not in data[0].labels
     (raw("qm9") / "gdb9.sdf").write_text("".join(SDF.format(k) for k in (1, 2, 3)).replace(" C ", " Q "))
-    with pytest.raises(BadData, match=r"gdb9\.sdf: it is damaged, or gdb9\.sdf\.csv is: KeyError: 'Q'"):
+    with pytest.raises(BadData, match=r"gdb9\.sdf: this file or gdb9\.sdf\.csv is damaged: KeyError: 'Q'"):
         opened(tmp_path, "qm9", energy="U")
     (raw("qm9") / "gdb9.sdf").write_text(SDF.format(1) + SDF.format(3))
     with pytest.raises(BadData, match=r"gdb9\.sdf, gdb_2: the molecule is missing"):
@@ -103,9 +103,9 @@ def test_qm9_damaged(raw, tmp_path):
     with pytest.raises(BadData, match=r"dsgdb9nsd\.xyz\.tar\.bz2"):
         opened(tmp_path, "qm9")
     (folder / "uncharacterized.txt").write_text("<html>not found</html>")
-    with pytest.raises(BadData, match=r"uncharacterized\.txt: there is no table of molecules in it"):
+    with pytest.raises(BadData, match=r"uncharacterized\.txt: the file has no table of molecules"):
         opened(tmp_path, "qm9")
     (folder / "uncharacterized.txt").write_text(UNCHARACTERIZED)
     put_in_tar(folder / "dsgdb9nsd.xyz.tar.bz2", {"a.xyz": METHANE_XYZ[:200].encode()}, "w:bz2")
-    with pytest.raises(BadData, match=r"a\.xyz: it is not a molecule of QM9"):
+    with pytest.raises(BadData, match=r"a\.xyz: this is not a molecule of QM9"):
         opened(tmp_path, "qm9")

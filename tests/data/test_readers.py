@@ -45,7 +45,7 @@ def test_hdf5_chunks(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"types": np.array([8])}, "frame 0: 3 positions, but atomic numbers"),
+        ({"types": np.array([8])}, "frame 0: there are 3 positions, but the atomic numbers"),
         ({"energy": np.array([0, 1, -np.inf, 3])}, "group 'a', frame 2: energy is infinite"),
         ({"charge": np.array([0, 0.5, 0, 0])}, "group 'a', frame 1: charge must be a whole number"),
         ({"forces": np.zeros((4, 3, 3)).reshape(4, 9)}, "group 'a', frame 0: forces has the shape"),
@@ -86,7 +86,7 @@ def test_check_batch_finds_the_frame():
     samples = [make_sample(seed=k) for k in range(5)]
     check_batch(collate(samples), "there")
     samples[3].system.z[1] = 200
-    with pytest.raises(BadData, match="there, frame 13: atom 1 has the atomic number 200"):
+    with pytest.raises(BadData, match="there, frame 13: the atomic number of atom 1 is 200"):
         check_batch(collate(samples), "there", 10)
 
 

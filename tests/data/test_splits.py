@@ -55,8 +55,8 @@ def test_the_seed_decides():
         ((10, float("nan"), 0), "validation = nan is not a fraction"),
         ((True, 0, 0), "train must be a number of frames"),
         (("80", 0, 0), "train must be a number of frames"),
-        ((None, 50, 50), "none is left to train on with train = the rest, validation = 50, test = 50"),
-        ((0.001, 0, 0), "none is left to train on"),
+        ((None, 50, 50), "is left to train on with train = the rest, validation = 50, test = 50"),
+        ((0.001, 0, 0), "no frame of [0-9]+ is left to train on"),
     ],
 )
 def test_sizes_that_cannot_be(asked, message):
@@ -94,7 +94,7 @@ def test_splits_belong_to_their_data(tmp_path, data):
     samples = list(data)
     moved = InMemoryDataset([*samples[:7], make_sample(seed=99), *samples[8:]])
     for other in (InMemoryDataset(samples[:19]), moved, InMemoryDataset(samples[::-1]), ConcatDataset([data, data])):
-        with pytest.raises(BadData, match=r"s\.json: these splits were made for other frames"):
+        with pytest.raises(BadData, match=r"s\.json: these splits belong to other frames"):
             read_splits(path, other, FILES)
 
 

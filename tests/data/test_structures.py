@@ -156,7 +156,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path):
 def test_elements_and_atomic_numbers_that_differ_are_an_error(tmp_path):
     text = "2\nProperties=species:S:1:pos:R:3:Z:I:1\nO 0 0 0 8\nO 0 0 1.2 16\n"
     (tmp_path / "a.xyz").write_text(text)
-    with pytest.raises(ValueError, match="atom 1 is O by its species, and Z = 16"):
+    with pytest.raises(ValueError, match="atom 1 is O by its species, but Z = 16"):
         read_structures(tmp_path / "a.xyz")
     (tmp_path / "a.xyz").write_text(text.replace("16", "8"))
     assert read_structures(tmp_path / "a.xyz")[0].numbers.tolist() == [8, 8]
@@ -298,31 +298,35 @@ def test_positions_in_the_unit_that_the_header_states(tmp_path):
         (
             "q.in",
             "$molecule\n-1 1\nO 0.0 0.0 0.0\n$end\n",
-            r"q.in: there are no atoms in it, .* the format aims\. If it",
+            r"q.in: ase.io finds no atoms in it, .* the format aims\. If the file",
         ),
         (
             "w.nwi",
             "geometry\n O 0 0\nend\n",
             r"w.nwi: .*\(as the format nwchem-in of ase.io\)",
         ),
-        ("a.abc", "nothing", "a.abc: cannot be read as a structure: ASE knows no format of structures of this name"),
-        ("a.mol2", "@<TRIPOS>MOLECULE\n", r"\(mol2\): convert it to SDF, which keeps charges, or to extended XYZ"),
+        ("a.abc", "nothing", "a.abc: cannot be read as a structure: ASE knows no format of structures with this name"),
+        (
+            "a.mol2",
+            "@<TRIPOS>MOLECULE\n",
+            r"\(mol2\): convert the file to SDF, which keeps charges, or to extended XYZ",
+        ),
         (
             "a.xyz",
             "1\n\n8 0 0 0\n",
             "a.xyz: .* there is no element '8'; a column of atomic numbers needs Properties=Z:I",
         ),
-        ("a.xyz", "1\n\nO 0 0 0\n" * 2 + "2\n\nO 0 0 0\n", "a.xyz, structure 2: .* after 1 of its 2 atoms"),
+        ("a.xyz", "1\n\nO 0 0 0\n" * 2 + "2\n\nO 0 0 0\n", "a.xyz, structure 2: .* after 1 of 2 atoms"),
         ("a.xyz", "one\n\nO 0 0 0\n", "a.xyz: .* a number of atoms is expected"),
-        ("a.sdf", "\n", "a.sdf: .*there are no molecules in it"),
+        ("a.sdf", "\n", "a.sdf: .*it has no molecules"),
         ("a.sdf", "one\ntwo\n", "a.sdf: .*not a molfile that can be read: it ends within its header"),
-        ("a.mol", "\n\n\n  0  0  0  0  0  0  0  0  0  0999 V2000\nM  END\n", "a.mol: .*there are no atoms in it"),
+        ("a.mol", "\n\n\n  0  0  0  0  0  0  0  0  0  0999 V2000\nM  END\n", "a.mol: .*it has no atoms"),
         ("a.xyz", "1\ncharge=0.5\nO 0 0 0\n", "a.xyz: .*charge.* 0.5"),
         ("a.xyz", "1\n\nO 0,1 0,0 0,25\n", r"a.xyz: .*the number 0,1 has a decimal comma: write 0\.1"),
         ("a.sdf", v2000("").replace("0.0000", "0,0000", 1), "a.sdf: .*the number .*0,0000 has a decimal comma"),
         ("POSCAR", "x\n1.0\n8,0 0 0\n0 8 0\n0 0 8\nO\n1\nDirect\n0 0 0\n", "POSCAR: .*8,0 has a decimal comma"),
-        ("a.sdf", v3000(" CHG=-1 RAD=5"), "a radical of the code 5; 1, 2 and 3 are"),
-        ("a.sdf", v2000("M  RAD  1   3   5\n"), "a radical of the code 5; 1, 2 and 3 are"),
+        ("a.sdf", v3000(" CHG=-1 RAD=5"), "unknown code 5 of a radical; 1, 2 and 3 are"),
+        ("a.sdf", v2000("M  RAD  1   3   5\n"), "unknown code 5 of a radical; 1, 2 and 3 are"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_words(tmp_path, name, text, words):
@@ -417,7 +421,7 @@ def test_stated_units_hold_for_positions_and_labels_whoever_reads_the_file(tmp_p
 def test_structures_are_in_angstrom_and_without_results_in_other_units(tmp_path, format):
     path = tmp_path / f"a.{format}"
     write(path, in_atomic_units(reference=-75.0), format=format)
-    with pytest.warns(StructureWarning, match=f"a.{format}: states energy_unit=hartree.*left out"):
+    with pytest.warns(StructureWarning, match=f"a.{format}: the file states energy_unit=hartree.*left out"):
         (atoms,) = read_structures(path)
     assert atoms.calc is None and atoms.positions[1, 2] == pytest.approx(1.8 * BOHR, rel=1e-6)
     # what the other entries are in is still said
@@ -459,7 +463,12 @@ DUMP = (
 @pytest.mark.parametrize(
     ("name", "text", "elements", "words"),
     [
-        ("a.pdb", pdb_atom(" CA ") + pdb_atom("CL1 ", x=1.8), ["C", "Cl"], r"a.pdb: no elements .*CA → C, CL1 → Cl"),
+        (
+            "a.pdb",
+            pdb_atom(" CA ") + pdb_atom("CL1 ", x=1.8),
+            ["C", "Cl"],
+            r"a.pdb: the file states no .*CA → C, CL1 → Cl",
+        ),
         ("a.pdb", pdb_atom("HG11") + pdb_atom("1HB ", x=1.0), ["H", "H"], "HG11 → H, 1HB → H"),
         ("a.pdb", pdb_atom("CA  ", "CA"), ["Ca"], None),
         (
@@ -488,7 +497,9 @@ def test_what_a_reader_guesses_or_leaves_out_is_named(tmp_path, name, text, elem
 
 def test_types_that_are_no_elements_are_refused(tmp_path):
     (tmp_path / "a.lammpstrj").write_text(DUMP)
-    with pytest.raises(BadData, match=r"a.lammpstrj: it states no elements: write the dump with the column element"):
+    with pytest.raises(
+        BadData, match=r"a.lammpstrj: the file states no elements: write the dump with the column element"
+    ):
         read_structures(tmp_path / "a.lammpstrj")
     (tmp_path / "a.lammpstrj").write_text(DUMP.replace("type", "type element").replace("1 1 0", "1 1 Cu 0"))
     assert read_structures(tmp_path / "a.lammpstrj")[0].get_chemical_symbols() == ["Cu"]
@@ -499,11 +510,11 @@ def test_types_that_are_no_elements_are_refused(tmp_path):
         if masses:
             assert read_structures(tmp_path / "a.data", format="lammps-data")[0].get_chemical_symbols() == ["Cu"]
         else:
-            with pytest.raises(BadData, match=r"a.data: it states no elements: the section Masses is needed"):
+            with pytest.raises(BadData, match=r"a.data: the file states no elements: the section Masses is needed"):
                 read_structures(tmp_path / "a.data", format="lammps-data")
 
 
 def test_a_log_without_structures_is_an_error(tmp_path):
     (tmp_path / "a.log").write_text(" Entering Gaussian System\n Error termination\n")
-    with pytest.raises(BadData, match=r"a.log: there are no atoms in it"):
+    with pytest.raises(BadData, match=r"a.log: ase.io finds no atoms in it"):
         read_structures(tmp_path / "a.log", format="gaussian-out")

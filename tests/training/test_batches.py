@@ -121,7 +121,7 @@ def test_training_batches_follow_the_configuration(frames):
     assert all(frames.atoms[part].sum() <= 9 for part in training_batches(frames, by_atoms, 0))
     for config in (by_size, by_atoms, TrainingConfig(max_edges=20, max_atoms=100)):
         assert max(map(len, training_batches(frames, config, 0))) <= most_frames(frames, config) <= 6
-    with pytest.raises(BadData, match=r"morse\.xyz, frame \d: it has \d atoms, .* raise max_atoms"):
+    with pytest.raises(BadData, match=r"morse\.xyz, frame \d: the frame has \d atoms, .* raise max_atoms"):
         training_batches(frames, TrainingConfig(max_atoms=2), 0)
 
 

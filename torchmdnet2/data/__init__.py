@@ -79,24 +79,24 @@ def open_dataset(
 
     Args:
         path: a file, a pattern such as "data/*.xyz" (files in sorted order), or a list of these (in the order given).
-        keys: label -> its name in the file; see `AseDataset` and `HDF5Dataset`. A key that is given must be in at
-            least one frame of one of the files.
-        units: quantity -> unit that the files are written in, as {"energy": "hartree", "length": "bohr"}. Units that
-            an HDF5 file states itself are used instead.
-        format: a name in `FORMATS`, as "extxyz" or "hdf5"; "dpdata/NAME" for a format of dpdata, "ase/NAME" or NAME
-            for one of ase.io; or None or "auto": by the file's extension, before .gz, .bz2 or .xz.
-        cache: "off": HDF5 is read frame by frame, other formats at once; "auto": everything is read at once, but files
-            of more than 200 MiB together are converted once into a cache in `cache_root()`; or a folder where caches
-            are always made. See `CachedDataset`.
-        optional: labels whose keys need not be in any file that is read without a cache.
+        keys: label -> its name in the file; see `AseDataset` and `HDF5Dataset`. Each given key must be in at least one
+            frame of one of the files.
+        units: quantity -> unit in the files, such as {"energy": "hartree", "length": "bohr"}. Units that an HDF5 file
+            states take precedence.
+        format: a name in `FORMATS`, such as "extxyz" or "hdf5"; "dpdata/NAME" for a format of dpdata; "ase/NAME" or
+            NAME for one of ase.io. With None or "auto" the file's extension decides, before .gz, .bz2 or .xz.
+        cache: "off" reads HDF5 frame by frame, other formats at once. "auto" reads everything at once, but converts
+            files of more than 200 MiB in total once into a cache in `cache_root()`. A folder: caches are always made
+            in it. See `CachedDataset`.
+        optional: labels whose keys may be in no file, where files are read without a cache.
 
     Returns:
-        The data set; of several files one after the other.
+        The data set, with the frames of several files one after the other.
 
     Raises:
-        FileNotFoundError: a file is not there, or a pattern matches none.
-        BadData: an unknown extension, a file named twice, a key that is nowhere, a damaged file, values that cannot
-            be used; the message names the file and the frame.
+        FileNotFoundError: a file does not exist, or a pattern matches none.
+        BadData: the extension is unknown, a file is named twice, a key is in no file, a file is damaged, or a value
+            cannot be used; the message names the file and the frame.
         OSError: the folder of the cache cannot be written.
     """
     paths = data_files([path] if isinstance(path, str | PathLike) else list(path), format)
@@ -115,7 +115,7 @@ def open_dataset(
     options = {"keys": _plain(keys), "units": _plain(units), "format": chosen.name if chosen else None}
     names = [os.path.abspath(file) for file in files]
     folder = cache_folder(names, options, cache_root() if str(cache) in ("auto", "off") else Path(cache))
-    # looking into a compressed file takes long: not again where that has led to a cache before
+    # finding the size of a compressed file takes long: skip it where the files have led to a cache before
     large = cache == "auto" and (_on_disk(files) > AUTO_BYTES or (folder / "index.json").is_file())
     made = readers() if str(cache) in ("auto", "off") and not large else []
     if large or not made or (cache == "auto" and _in_memory(made) > 5 * AUTO_BYTES):

@@ -1,4 +1,4 @@
-"""HDF5 files of TorchMD-Net's "Ace" layout, which says so in its attributes.
+"""Reader of HDF5 files in TorchMD-Net's "Ace" layout, which the attributes of the file name.
 
 Version 1.0: molecule/{atomic_numbers, formal_charges, conformations/name/{positions, formation_energy, forces,
 partial_charges, dipole_moment}}. Version 2.0: master/molecule/{atomic_numbers, formal_charges, positions [S, N, 3],
@@ -36,7 +36,7 @@ _NAMES = {
     "charges": ("partial_charges",),
     "dipole": ("dipole_moments", "dipole_moment"),
 }
-"""label -> its names in one version or the other"""
+"""label -> its names in both versions"""
 
 _UNIT_KIND = {"pos": "length", "charges": "charge"}
 _FAULT = "it is damaged or not of the Ace layout"
@@ -58,9 +58,9 @@ class AceReader(Reader):
 
     Args:
         path: the file.
-        keys: label -> name of its dataset; a label's own name stands for the layout's. The total charge is the sum of
-            the formal charges unless `charge` is None. Without keys energy and forces are read where they are there.
-        units: of datasets that do not state one.
+        keys: label -> name of its dataset; the label's name stands for the dataset of the layout. The total charge is
+            the sum of the formal charges unless `charge` is None. Without keys, energy and forces are read if present.
+        units: quantity -> unit, for datasets that do not state one.
     """
 
     @classmethod
@@ -79,7 +79,7 @@ class AceReader(Reader):
             raise FileNotFoundError(f"there is no data file {self.path}")
         given = {"energy": "energy", "forces": "forces"} if keys is None else keys
         self.asked = checked_keys(given, self.path) if keys is not None else {}
-        for name in ("charge", "spin"):  # the first is there anyway, the second never
+        for name in ("charge", "spin"):  # the layout always has a charge and never a spin
             self.asked.pop(name, None)
         self.keys = {name: key for name, key in checked_keys(given, self.path).items() if name in LABELS}
         self._charged = given.get("charge", "charge") is not None
@@ -91,12 +91,12 @@ class AceReader(Reader):
         with damage_is_bad_data(self.path, _FAULT), opened_hdf5(self.path) as file:
             version = _text(file.attrs.get("layout_version", ""))
             if version not in ("1.0", "2.0"):
-                raise BadData(f"{self.path}: version '{version}' of the Ace layout is not known, only 1.0 and 2.0")
+                raise BadData(f"{self.path}: version '{version}' of the Ace layout is unknown; known are 1.0 and 2.0")
             for chunk in self._version_1(file) if version == "1.0" else self._version_2(file):
                 self.num_frames += chunk.sample.system.num_systems
                 yield chunk
         if self.num_frames == 0:
-            raise BadData(f"{self.path}: there are no frames in it")
+            raise BadData(f"{self.path}: the file has no frames")
 
     def _version_1(self, file: h5py.File) -> Iterator[Chunk]:
         for name, molecule in file.items():
@@ -117,7 +117,9 @@ class AceReader(Reader):
         z = _whole(molecule["atomic_numbers"], where)
         pos = self._values(frames["positions"], "pos", where, single)
         if z.ndim != 1 or pos.shape[1:] != (len(z), 3):
-            raise BadData(f"{where}: {z.shape} atomic numbers and positions of the shape {pos.shape} do not fit")
+            raise BadData(
+                f"{where}: atomic numbers of the shape {z.shape} do not fit positions of the shape {pos.shape}"
+            )
         count = len(pos)
         charge = 0
         if self._charged:

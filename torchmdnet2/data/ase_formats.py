@@ -1,6 +1,6 @@
 """Readers of the files that ASE reads: extended XYZ, ase.db, trajectories and the other formats of ase.io.
 
-`AseDataset` reads them once and keeps them in memory, packed; the readers pass them on to a cache.
+`AseDataset` reads a file once and keeps its frames in memory, packed. The readers also feed a cache.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _LISTED = re.compile(r"\s*[\[({][-+\d.eE\s,;\[\](){}naNif]*[\])}]\s*")
 
 
 class FrameReader(Reader):
-    """Base of the readers that read one frame at a time; see `AseDataset` for the arguments.
+    """Base class of readers that read one frame at a time; see `AseDataset` for the arguments.
 
-    A format derives from it and defines `frames`; keys, units, shapes, charges and checks are done here.
+    A format derives from it and defines `frames`. The base class handles keys, units, shapes, charges and checks.
 
     Attributes:
-        default_units: of the values that `frames` gives, where the user names none.
+        default_units: quantity -> unit of the values from `frames`, where the user gives none.
     """
 
     default_units: ClassVar[Mapping[str, str]] = {"energy": "eV", "length": "angstrom"}
@@ -75,7 +75,7 @@ class FrameReader(Reader):
         self.path, self.files = str(path), files_in(str(path))
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no data file {self.path}")
-        # unless a key says where they are, charge and spin are read wherever they are stated
+        # charge and spin are read wherever they are stated, unless a key names their place
         self._anywhere = [name for name in ("charge", "spin") if keys is None or name not in keys]
         optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
         if keys is None:
@@ -95,7 +95,7 @@ class FrameReader(Reader):
     def frames(self) -> Iterator[Frame]:
         """Yield the frames of `path` in order, in `default_units` unless the user gives others.
 
-        Whatever it raises besides BadData becomes a BadData that names the file and the frame.
+        Any error other than BadData becomes a BadData that names the file and the frame.
         """
 
     def _frames(self) -> Iterator[Frame]:
@@ -106,10 +106,10 @@ class FrameReader(Reader):
                 frame += 1
         except (BadData, MissingBackend):
             raise
-        except Exception as error:  # readers of other packages raise whatever they stumble over
+        except Exception as error:  # readers of other packages raise errors of any kind
             raise BadData(f"{self.path}, frame {frame}: it cannot be read: {reason(error)}") from error
         if frame == 0:
-            raise BadData(f"{self.path}: there are no frames in it")
+            raise BadData(f"{self.path}: the file has no frames")
 
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
@@ -156,14 +156,14 @@ class FrameReader(Reader):
         return row
 
     def _state(self, frame: Frame, where: str) -> dict[str, int]:
-        """Return the charge and spin that a frame states, by name or by charges and magnetic moments of its atoms."""
+        """Return the charge and spin that a frame states by name, or by charges and magnetic moments of its atoms."""
         if not self._anywhere:
             return {}
         entries = frame.entries
         arrays = of_atoms(entries, len(frame.numbers)) | frame.stated
         read = set(self.keys.values())
         other = {key: value for key, value in entries.items() if key not in read or key in ("charge", "spin")}
-        # True is refused by its own name, as before: a word of the comment line
+        # True, a bare word in the comment line, is refused under the name that the file uses
         try:
             given = {"charge", "spin"} - {*self._anywhere}
             found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given)
@@ -182,8 +182,8 @@ class FrameReader(Reader):
         """Return the factors of labels and lengths. The frame's units are used, and different given units are refused.
 
         Raises:
-            BadData: a statement is not known or differs from `units`; or a unit is stated without that of the labels
-                which depend on it.
+            BadData: a stated unit is unknown or differs from `units`, or a unit is stated but not that of the labels
+                that depend on it.
         """
         used = {"energy", "length", "cell", *read}
         named = {name: unit for name in read if (unit := unit_in_name(name, self.keys[name]))}
@@ -199,7 +199,7 @@ class FrameReader(Reader):
             given = self._units.get({"virial": "energy", "cell": "length"}.get(name, name))
             if given is not None and not np.isclose(factor(kind, given), sizes[name], rtol=1e-6):
                 raise BadData(
-                    f"{where}: states {unit.source}, but the given unit is {given}: remove the one that is wrong"
+                    f"{where}: the file states {unit.source}, but the given unit is {given}: remove the wrong one"
                 )
         self._refuse_half(stated, read, where)
         self.stated |= {f"unit of {name}": unit.source for name, unit in stated.items()}
@@ -214,7 +214,7 @@ class FrameReader(Reader):
                         known = "energy" if name == "virial" else name
                         unit = {"energy": "eV", "dipole": "debye", "stress": "eV/angstrom^3"}.get(known, "eV/angstrom")
                         raise BadData(
-                            f"{where}: states {stated[base].source}, and not the unit of its {name}: give it, as in "
+                            f"{where}: the file states {stated[base].source}, but no unit of the {name}: give it as in "
                             f"units: {{{known}: {unit}}}"
                         )
 
@@ -228,7 +228,7 @@ class FrameReader(Reader):
 
 @register_format("extxyz")
 class ExtxyzReader(FrameReader):
-    """Reads extended XYZ files, also compressed ones."""
+    """Reads extended XYZ files, compressed or not."""
 
     extensions = ("xyz", "extxyz")
 
@@ -242,7 +242,7 @@ class AseReader(FrameReader):
 
     Args:
         path, keys, units: see `AseDataset`.
-        variant: name of the format in ase.io; None: by the file's name and content.
+        variant: name of the format in ase.io; with None the file's name and content decide.
     """
 
     extensions: ClassVar[tuple[str, ...]] = ("sdf", "mol", "pdb")
@@ -293,34 +293,34 @@ class DatabaseReader(FrameReader):
 
 
 class AseDataset(LoadedDataset):
-    """Yield the frames of one file that ase.io reads.
+    """The frames of one file that ase.io reads, kept in memory.
 
-    A label is looked for in `atoms.info`, `atoms.arrays` and in the results of the frame's calculator: ase.io moves
-    entries called energy, forces, stress, dipole or charges there. For ase.db also among the key-value pairs and data.
+    Labels are read from `atoms.info`, `atoms.arrays` and the results of the frame's calculator, to which ase.io moves
+    entries called energy, forces, stress, dipole or charges; from ase.db also from the key-value pairs and data.
 
     Args:
         path: the file.
-        keys: label -> its name in the file, of "energy", "forces", "stress" (3×3, 9, or 6 numbers in Voigt order;
+        keys: label -> its name in the file, for "energy", "forces", "stress" (3×3, 9, or 6 numbers in Voigt order;
             tensile positive) or instead "virial" (= −stress·volume), "dipole", "charges", and "charge" and "spin" of
-            the frame; None for a label that is not to be read. Each key that is given must be in at least one frame.
-            Where `keys` is not given at all, "energy" and "forces" are read if they are there. Without a key for them,
-            charge and spin are read by any of their names ("total_charge", "multiplicity", …) and from the sums of the
-            initial charges, the charges of the atoms and, of molecules, the initial magnetic moments; two statements
-            that differ are an error.
-        units: of "energy", "length", and where they do not follow "forces", "stress", "dipole"; default eV and Å,
-            which is what extended XYZ and ASE use. Units that a frame states itself (`energy-unit=hartree`,
-            `forces_unit="hartree/bohr"`, `pos-unit=bohr`) are used; an error if others are given here.
-        format: as for ase.io.read; None: by the file's name and content.
-        require_keys: False where another file may have the keys.
+            the frame. None: do not read this label. Each given key must be in at least one frame. Without `keys`,
+            "energy" and "forces" are read if present. Without a key for them, charge and spin are read under any of
+            their names ("total_charge", "multiplicity", …) and from the sums of initial charges, atomic charges and,
+            for molecules, initial magnetic moments. Contradictory statements are an error.
+        units: quantity -> unit, for "energy", "length", and "forces", "stress", "dipole" where they do not follow from
+            these. The default is eV and Å, as in extended XYZ and ASE. Units that a frame states
+            (`energy-unit=hartree`, `forces_unit="hartree/bohr"`, `pos-unit=bohr`) are used; other given units are then
+            an error.
+        format: as for ase.io.read; with None the file's name and content decide.
+        require_keys: False if another file may have the keys.
 
     Attributes:
-        asked: label -> key, those that must be somewhere.
+        asked: label -> key, for keys that must be in a frame.
         counts: label -> number of frames that have it.
         available: names of all entries in the file.
 
     Raises:
-        FileNotFoundError: no such file.
-        BadData: the file cannot be read, or holds what cannot be used; names file and frame.
+        FileNotFoundError: the file does not exist.
+        BadData: the file cannot be read, or a value cannot be used; the message names the file and the frame.
     """
 
     def __init__(
@@ -365,7 +365,7 @@ def _array(value: Any, key: str, where: str) -> np.ndarray:
 
 
 def _shaped(name: str, value: np.ndarray, num_atoms: int) -> np.ndarray:
-    """Return the label in its shape; other shapes are returned unchanged, and `check_sample` refuses them."""
+    """Return the label in its shape. Values of other shapes stay unchanged; `check_sample` refuses them."""
     if name == "stress" and value.shape == (6,):
         return full_tensor(value)[None]
     shape = LABELS[name].shape(num_atoms)
@@ -378,7 +378,7 @@ def _given(units: Mapping[str, str | None] | None) -> dict[str, str]:
     return {name: unit for name, unit in (units or {}).items() if unit is not None}
 
 
-# --- Entries of a file that put its labels in doubt: an energy that the forces belong to, calculations unconverged ---
+# --- Entries that put labels in doubt: another energy to which the forces belong, calculations without convergence ---
 
 _FREE = re.compile(r"(^|_)free_?energy$|(^|_)energy_?free$", re.I)
 _CONVERGED = re.compile(r"^((scf|electronic|electrons?|elec|dft|is)_?)?converged$", re.I)
@@ -390,7 +390,7 @@ class Doubts:
     """Collects doubts about labels from the entries of frames.
 
     Args:
-        path: of the file, for messages.
+        path: path of the file, for messages.
     """
 
     def __init__(self, path: str):
@@ -403,9 +403,9 @@ class Doubts:
 
         Args:
             entries: name -> value.
-            energy: name of the one that is read as the energy, if any.
-            factor: from its unit to eV.
-            frame: its number.
+            energy: name of the entry that is read as the energy, if any.
+            factor: factor from its unit to eV.
+            frame: number of the frame.
         """
         for name, value in entries.items():
             said = True if _UNCONVERGED.search(name) else False if _CONVERGED.search(name) else None
@@ -434,7 +434,7 @@ class Doubts:
 
 
 def _flag(value: Any) -> bool | None:
-    """Read a word or number as yes or no; None if it is neither."""
+    """Return a word or number as True or False; None if it is neither."""
     word = str(value).strip().lower()
     return True if word in ("t", "true", "1", "yes") else False if word in ("f", "false", "0", "no") else None
 

@@ -1,6 +1,6 @@
-"""Caches on disk: folders that are complete or absent, an index.json with a checksum, locks between processes.
+"""Caches of data sets on disk, so that millions of frames are converted once and opened without being read.
 
-For data files: where the folder is, and whether an existing cache is up to date.
+A cache is a folder that is complete or absent, with a checksum of its index.json. Locks keep processes apart.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ __all__ = [
 
 
 CACHE_FORMAT = "torchmdnet2 cache 2"
-"""Raise it when readers return different numbers for the same file; older caches are then ignored."""
+"""Raise this number when readers return other values for the same file; older caches are then ignored."""
 _ABANDONED = 3600.0  # s
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file: one process or thread at a time is inside the block. The file is created if needed.
+    """Hold a lock file, so that one process or thread at a time is inside the block. The file is created if needed.
 
-    Where there are no locks (Windows, some network file systems), the same work may be done twice.
+    Without locks (Windows, some network file systems) the same work may be done twice.
     """
     with open(path, "ab") as file:
         with suppress(ImportError, OSError):
@@ -74,9 +74,9 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def build_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder. It replaces `folder` when the block ends and is deleted if the block raises.
+    """Yield a temporary folder, which replaces `folder` when the block ends and is deleted if the block raises.
 
-    Those that killed processes left behind are removed after an hour.
+    Temporary folders that killed processes left behind are removed after an hour.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
@@ -102,7 +102,7 @@ def _last_change(folder: Path) -> float:
     """Return the time at which the folder, or a file in it, was last written."""
     times = []
     for path in (folder, *folder.rglob("*")):
-        with suppress(OSError):  # gone by now
+        with suppress(OSError):  # another process has removed it
             times.append(path.stat().st_mtime)
     return max(times, default=time.time())
 
@@ -118,10 +118,10 @@ def read_index(folder: Path) -> dict[str, Any]:
     """Read and check what `write_index` wrote.
 
     Raises:
-        BadData: it is missing, damaged, or of another version.
+        BadData: the index is missing, damaged, or of another version.
     """
     path = folder / "index.json"
-    remedy = "Delete the folder, and it is made again"
+    remedy = "Delete the folder; it will be made again"
     try:
         outer = json.loads(path.read_text(encoding="utf-8"))
         text = outer["content"]
@@ -131,7 +131,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadData(f"{path}: the cache is damaged: {error}. {remedy}") from error
     if content.get("format") != CACHE_FORMAT:
-        raise BadData(f"{path}: this cache is of the format {content.get('format')!r}, not '{CACHE_FORMAT}'. {remedy}")
+        raise BadData(f"{path}: the format of this cache is {content.get('format')!r}, not '{CACHE_FORMAT}'. {remedy}")
     return content
 
 
@@ -149,10 +149,10 @@ _COLUMNS = {
 
 
 def write_facts(folder: Path, data: Dataset) -> None:
-    """Compute the facts of all frames and write them, all or nothing.
+    """Compute the facts of all frames and write them to a folder that appears when it is complete.
 
     Args:
-        folder: where; one that is there is replaced.
+        folder: the folder; an existing one is replaced.
         data: the frames.
     """
     facts = read_facts(data.batch, np.arange(len(data)))
@@ -177,7 +177,7 @@ def stored_facts(folder: Path) -> FrameFacts:
     """Read what `write_facts` wrote.
 
     Raises:
-        BadData: a file of it is missing or damaged.
+        BadData: a file is missing or damaged.
     """
     index = read_index(folder)
     columns = {name: Column(folder, name, facts).all() for name, facts in index["columns"].items()}
@@ -192,12 +192,12 @@ _CHUNK = 1024  # frames at a time
 
 
 def write_edges(folder: Path, data: Dataset, cutoff: float) -> None:
-    """Search the neighbors in all frames and write them, all or nothing.
+    """Search the neighbors in all frames and write them to a folder that appears when it is complete.
 
     Args:
-        folder: where; one that is there is replaced.
+        folder: the folder; an existing one is replaced.
         data: the frames.
-        cutoff: Å.
+        cutoff: cutoff in Å.
     """
     sizes = data.sizes()
     kind = "u2" if sizes.max() < 2**16 else "i4"
@@ -237,13 +237,13 @@ class CachedEdges:
     """Neighbor lists of a `CachedDataset`, read through memory maps.
 
     Args:
-        folder: that `write_edges` made.
+        folder: a folder from `write_edges`.
         atoms: [frames + 1] first atom of each frame.
 
     Attributes:
-        cutoff: Å.
+        cutoff: cutoff in Å.
         neighbors: least, mean and largest number of neighbors of an atom.
-        count: [frames] directed edges of each frame.
+        count: [frames] number of edges of each frame.
     """
 
     def __init__(self, folder: Path, atoms: np.ndarray):
@@ -271,24 +271,21 @@ class CachedEdges:
         )
 
 
-# --- A cache of frames in flat files, built once from any source: millions of frames are opened without being ---
-# read
+# --- Frames in flat files, built once from any source ---
 #
-# A cache is a folder. index.json says what is in it and what it was made from; the numbers are columns (see
-# `columns`): one row per frame (cell, pbc, charge, spin, labels of structures) or per atom (z, pos, labels of atoms),
-# and the neighbor lists of a cutoff in a separate folder. It is written aside and renamed, so it is there
-# complete
-# or not at all.
+# index.json describes the content of the folder and its source. The numbers are columns (see `dataset.Column`) with one
+# row per frame (cell, pbc, charge, spin, labels of structures) or per atom (z, pos, labels of atoms). Neighbor lists of
+# a cutoff are in a separate folder. A cache is written to a temporary folder and renamed, so that it is never partial.
 
 _FRAME = {"cell": ("f8", (3, 3)), "pbc": ("u1", (3,)), "charge": ("i4", ()), "spin": ("i4", ()), "has": ("u4", ())}
-"""columns with a row per frame; bit k of `has` says whether the frame has label k"""
+"""Columns with a row per frame; bit k of `has` says whether the frame has label k."""
 
 
 class CacheWriter:
     """Writes frames to an empty folder in chunks, so that memory does not grow with their number.
 
     Args:
-        folder: where the files go.
+        folder: the folder for the files.
     """
 
     def __init__(self, folder: Path):
@@ -343,13 +340,13 @@ class CacheWriter:
         self._columns[self._column_of(name)] = ColumnWriter(self.folder, self._column_of(name), "f8", LABELS[name].row)
 
     def _column_of(self, name: str) -> str:
-        return f"label{self.labels.index(name)}"  # a name like "scalar:gap" is not a good name of a file
+        return f"label{self.labels.index(name)}"  # names such as "scalar:gap" are not valid file names everywhere
 
     def finish(self, **facts: Any) -> None:
         """Complete the cache.
 
         Args:
-            facts: plain data to store with it.
+            facts: plain data to store in index.json.
 
         Raises:
             BadData: no frame was added.
@@ -380,12 +377,12 @@ class CacheWriter:
 
 
 def write_cache(folder: Path, chunks: Iterable[Chunk], facts: Callable[[], dict[str, Any]] = dict) -> None:
-    """Write a cache from chunks of frames, all or nothing.
+    """Write chunks of frames to a cache, which appears when it is complete.
 
     Args:
-        folder: the cache; one that is there is replaced.
-        chunks: its frames.
-        facts: called when all of them are written: plain data to store with them.
+        folder: folder of the cache; an existing one is replaced.
+        chunks: the frames.
+        facts: function that is called when all frames are written; it returns plain data to store in index.json.
     """
     with build_folder(folder) as aside:
         writer = CacheWriter(aside)
@@ -403,16 +400,17 @@ class CachedDataset(Dataset):
     Processes share the pages of the files; a worker opens them again.
 
     Args:
-        folder: that `write_cache` made.
+        folder: a folder from `write_cache`.
 
     Attributes:
         facts: the content of index.json: "num_frames", "num_atoms", "atoms" (least, mean, largest number of a frame),
-            "elements" (number → frames that have it, atoms), "labelled" (label → frames that have it), and what the
-            maker stored besides.
-        asked, counts, available, doubts, kinds, stated: as of the readers that it was made from.
+            "elements" (number → frames that have it, atoms), "labelled" (label → frames that have it), and the facts
+            given to `write_cache`.
+        asked, counts, available, doubts, kinds, stated: as the readers of the source had them.
 
     Raises:
-        BadData: a file of the cache is missing, cut off or damaged; names it. Numbers are checked when they are read.
+        BadData: a file of the cache is missing, cut off or damaged; the message names it. Numbers are checked when they
+            are read.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -440,7 +438,7 @@ class CachedDataset(Dataset):
         """Return the same frames with a selection of their labels, under other names.
 
         Args:
-            names: label in the cache -> what it is to be called; both of the same shape.
+            names: label in the cache -> new name; both labels have the same shape.
         """
         other = CachedDataset(self.folder)
         other._names = dict(names)
@@ -496,8 +494,8 @@ class CachedDataset(Dataset):
         """Return the neighbor lists of all frames; computed on first use and stored with the cache.
 
         Raises:
-            OSError: they are not there, and the folder cannot be written.
-            BadData: they are of another cutoff.
+            OSError: the lists are missing, and the folder cannot be written.
+            BadData: the stored lists have another cutoff.
         """
         folder = self.folder / f"neighbors-{float(cutoff)!r}"
         self._once(folder, lambda: write_edges(folder, self, float(cutoff)))
@@ -507,7 +505,7 @@ class CachedDataset(Dataset):
         return edges
 
     def facts_of(self, frames: np.ndarray) -> FrameFacts:
-        """Return what some frames contribute to `statistics`; computed for all on first use, stored with the cache."""
+        """Return what some frames contribute to `statistics`; computed on first use and stored with the cache."""
         folder = self.folder / "statistics"
         other = any(new in ("energy", "forces") and name != new for name, new in self._names.items())
         few = 4 * len(frames) < len(self) and not (folder / "index.json").is_file()
@@ -515,7 +513,7 @@ class CachedDataset(Dataset):
             return super().facts_of(frames)
         try:
             self._once(folder, lambda: write_facts(folder, CachedDataset(self.folder)))
-        except OSError:  # a cache that this user cannot write to
+        except OSError:  # this user cannot write to the cache
             return super().facts_of(frames)
         facts = stored_facts(folder).of(frames)
         if "energy" not in self._names:
@@ -526,7 +524,7 @@ class CachedDataset(Dataset):
         return replace(facts, labelled=labelled)
 
     def _once(self, folder: Path, make: Callable[[], None]) -> None:
-        """Make a folder that does not exist; one process at a time."""
+        """Make a folder if it does not exist, in one process at a time."""
         if not (folder / "index.json").is_file():
             with locked(self.folder / ".lock"):
                 if not (folder / "index.json").is_file():
@@ -550,8 +548,8 @@ def cache_folder(names: Sequence[str], options: Mapping[str, Any], root: Path) -
     """Return the folder of the cache of some files; it depends on their names and the options.
 
     Args:
-        names: of the files.
-        options: plain data.
+        names: names of the files.
+        options: options of the reading, as plain data.
         root: folder of caches.
     """
     key = json.dumps([CACHE_FORMAT, list(names), options], sort_keys=True)
@@ -559,22 +557,22 @@ def cache_folder(names: Sequence[str], options: Mapping[str, Any], root: Path) -
 
 
 def cached(make: Callable[[], Sequence[Reader]], files: Sequence[str], folder: Path) -> CachedDataset:
-    """Open the cache of some files; it is made if it is missing or was made from other files or options.
+    """Open the cache of some files; make it if it is missing, or if the files or options have changed.
 
-    It is used when all files have the size and the time of change that they had; when only a time differs, their
-    sha256 decides.
+    The cache is current if all files still have the size and the time of change that it records. If only a time
+    differs, the SHA-256 decides.
 
     Args:
-        make: readers of the files, in order; called only when the cache has to be made.
-        files: all that is read.
-        folder: of the cache, from `cache_folder`.
+        make: function that returns the readers of the files, in order; called only if the cache has to be made.
+        files: all files that are read.
+        folder: folder of the cache, from `cache_folder`.
 
     Raises:
-        BadData: a source cannot be used, or the cache is damaged.
+        BadData: a file cannot be used, or the cache is damaged.
         OSError: the folder cannot be written.
     """
     try:
-        if not _is_current(folder, files):  # looked at first, so that folders that cannot be written can be used
+        if not _is_current(folder, files):  # checked without the lock first: folders that cannot be written can be read
             folder.parent.mkdir(parents=True, exist_ok=True)
             with locked(folder.with_name(f".{folder.name}.lock")):
                 if not _is_current(folder, files):
@@ -603,7 +601,7 @@ def missing_keys(parts: Sequence[Any], optional: Collection[str] = ()) -> None:
 
     Args:
         parts: readers or data sets, with the attributes asked, counts, available and path.
-        optional: labels that need not be there.
+        optional: labels that may be missing.
     """
     available = {key for part in parts for key in part.available}
     for name, key in parts[0].asked.items():
@@ -628,7 +626,7 @@ def _is_current(folder: Path, files: Sequence[str]) -> bool:
             return False
         then.update(now)
     moved = [then["path"] for then in content["sources"]] != list(files)
-    if touched or moved:  # the same content elsewhere or with another time: not to be hashed again
+    if touched or moved:  # same content at another place or time: store it, so that the file is not hashed again
         for then, path in zip(content["sources"], files, strict=True):
             then["path"] = path
         with suppress(OSError):

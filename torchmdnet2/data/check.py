@@ -29,13 +29,13 @@ def check_sample(sample: Sample, where: str) -> Sample:
         where: its name, for messages: "train.xyz, frame 12".
 
     Returns:
-        The sample; charges that are whole but for rounding are rounded.
+        The sample, with charges rounded to whole numbers.
 
     Raises:
         BadData: no atoms; an atomic number outside 1 … 118; a position or cell that is not finite; a lattice vector
-            below 0.1 Å; a charge or spin that is not a whole number, or above 10,000; a label of unknown name, of the
-            wrong shape, or infinite (NaN means: no label); a stress of a structure without volume, or one that is not
-            symmetric.
+            below 0.1 Å; a charge or spin that is not a whole number, or above 10,000; a label with an unknown name or
+            a wrong shape, or an infinite one (NaN means no label); a stress of a structure without volume, or one that
+            is not symmetric.
     """
     system, labels = sample.system, sample.labels
     if system.num_systems != 1 or system.num_atoms == 0:
@@ -43,7 +43,7 @@ def check_sample(sample: Sample, where: str) -> Sample:
     bad = (system.z < 1) | (system.z > _MAX_Z)
     if bool(bad.any()):
         atom = _first(bad)
-        raise BadData(f"{where}: atom {atom} has the atomic number {int(system.z[atom])}, not one of 1 … {_MAX_Z}")
+        raise BadData(f"{where}: the atomic number of atom {atom} is {int(system.z[atom])}, not one of 1 … {_MAX_Z}")
     try:
         system.validate()
     except ValueError as error:
@@ -62,10 +62,11 @@ def check_batch(batch: Sample, where: str, first: int = 0) -> Sample:
 
     Args:
         batch: B structures, atoms in order.
-        where: where they come from; structure k is called f"{where}, frame {first + k}".
+        where: name of their source, for messages.
+        first: number of the first structure; structure k is called f"{where}, frame {first + k}".
 
     Raises:
-        BadData: as `check_sample` does for the first structure that does not pass.
+        BadData: the error of `check_sample` for the first structure that does not pass.
     """
     if not _passes(batch):
         for k in range(batch.system.num_systems):
@@ -81,7 +82,7 @@ def _rounded(sample: Sample) -> Sample:
 
 
 def _passes(batch: Sample) -> bool:
-    """True if nothing looks suspicious. False may be a false alarm: only the common cases are fast."""
+    """True if all structures pass a fast check. False may be a false alarm, which `check_sample` decides."""
     system = batch.system
     if not bool((system.atom_counts > 0).all()):
         return False
@@ -112,7 +113,7 @@ def _check_label(name: str, value: Tensor, system: System, where: str) -> None:
     shape = LABELS[name]
     if tuple(value.shape) != shape.of(system):
         raise BadData(
-            f"{where}: {name} has the shape {tuple(value.shape)}, and {system.num_atoms} atoms need {shape.of(system)}"
+            f"{where}: {name} has the shape {tuple(value.shape)}, but {system.num_atoms} atoms need {shape.of(system)}"
         )
     infinite = torch.isinf(value)
     if bool(infinite.any()):
@@ -120,13 +121,13 @@ def _check_label(name: str, value: Tensor, system: System, where: str) -> None:
         raise BadData(f"{where}: {name}{place} is infinite; write NaN where there is no label")
     if name == "stress" and not bool(torch.isnan(value).all()):
         if float(system.volume[0]) == 0:
-            raise BadData(f"{where}: there is a stress but no cell")
+            raise BadData(f"{where}: the frame has a stress but no cell")
         if bool(_skew(value).any()):
             raise BadData(f"{where}: the stress is not symmetric")
 
 
 def _short(system: System) -> Tensor:
-    """Return which lattice vectors are too short to be meant, [B, 3]."""
+    """Return which lattice vectors are too short to be real, [B, 3]."""
     return system.pbc & (system.cell.norm(dim=2) < _SHORTEST)
 
 

@@ -1,7 +1,7 @@
-"""Trajectories of CP2K: NAME-pos-1.xyz and, beside it, NAME-frc-1.xyz, NAME-1.cell and NAME-1.stress.
+"""Reader of CP2K's trajectories: NAME-pos-1.xyz and, beside it, NAME-frc-1.xyz, NAME-1.cell and NAME-1.stress.
 
 Positions are in Å, energies in hartree, forces in hartree/bohr, the stress in bar (pressure positive). A file
-NAME-1.restart gives total charge and multiplicity, and the cell where there is no NAME-1.cell.
+NAME-1.restart gives total charge and multiplicity, and the cell if NAME-1.cell is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEP = re.compile(r"\bi = +(\d+).*\bE = +([-+.\dEe]+)")
 class Cp2kReader(FrameReader):
     """Reads a trajectory of CP2K; the labels are energy, forces and stress.
 
-    The variant "none" says that the structures have no cell: `cp2k/none`.
+    The variant `cp2k/none` is for structures without a cell.
     """
 
     default_units: ClassVar = {
@@ -68,7 +68,7 @@ class Cp2kReader(FrameReader):
             if forces is not None:
                 other, _, names, values = next(forces, (None, 0.0, [], positions))
                 if other != step or names != symbols:
-                    raise ValueError(f"step {step} has no forces in {self._beside['frc']}: it has step {other} there")
+                    raise ValueError(f"step {step} has no forces in {self._beside['frc']}, where step {other} is next")
                 entries["forces"] = values
             if self._isolated:
                 cell, pbc = np.zeros((3, 3)), np.zeros(3, dtype=bool)
@@ -99,8 +99,8 @@ class Cp2kReader(FrameReader):
     def _fixed_cell(self) -> tuple[np.ndarray, np.ndarray]:
         if "restart" not in self._beside:
             names = f"{_beside(self.path, 'cell').name} nor {_beside(self.path, 'restart').name}"
-            raise BadData(f"{self.path}: there is neither {names} beside it, which state the cell; for molecules "
-                          "without one, name the format cp2k/none")  # fmt: skip
+            raise BadData(f"{self.path}: the cell is missing, since there is neither {names} beside the file; "
+                          "for molecules without a cell, name the format cp2k/none")  # fmt: skip
         from ase.io import read
 
         atoms: Any = read(self._beside["restart"], format="cp2k-restart")
@@ -125,6 +125,6 @@ def _steps(path: str) -> Iterator[tuple[int, float, list[str], np.ndarray]]:
                 raise ValueError(f"{path}: 'i = STEP, … E = ENERGY' is expected in the second line of a frame")
             rows = [file.readline().split() for _ in range(int(head))]
             if any(len(row) < 4 for row in rows):
-                raise EOFError(f"{path}: the file ends within step {comment[1]}: it was cut off")
+                raise EOFError(f"{path}: the file was cut off: it ends within step {comment[1]}")
             vectors = np.array([list(map(float, row[1:4])) for row in rows]).reshape(-1, 3)
             yield int(comment[1]), float(comment[2]), [row[0] for row in rows], vectors

@@ -1,7 +1,7 @@
-"""Data sets in memory and the columns that they are stored in: flat little-endian arrays in files, memory-mapped.
+"""Data sets: samples by index, batches of samples, and the columns of numbers that caches are made of.
 
-A column `name` is the file name.bin (its rows, nothing else) and the file name.crc with the CRC-32 of every 64 KiB.
-A block is checked when it is first read, so that opening costs nothing and damage is never taken for data.
+A column `name` consists of the file name.bin, the little-endian numbers of its rows, and the file name.crc, the CRC-32
+of every 64 KiB. A block is checked when it is first read, so that opening is fast and damage is never taken for data.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = [
 
 
 BLOCK = 2**16
-"""bytes under one checksum"""
+"""Bytes under one checksum."""
 
-_REMEDY = "Delete the folder, and it is made again"
+_REMEDY = "Delete the folder; it will be made again"
 
 
 def expand(first: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return the indices of several ranges, one after the other: [2, 7], [3, 1] -> [2, 3, 4, 7].
 
     Args:
-        first: [B] where each range begins.
-        count: [B] its length.
+        first: [B] first index of each range.
+        count: [B] length of each range.
     """
     ends = np.cumsum(count)
     total = int(ends[-1]) if len(ends) else 0
@@ -53,9 +53,9 @@ class ColumnWriter:
     """Appends rows to a column.
 
     Args:
-        folder: where name.bin and name.crc go.
-        name: of the column.
-        dtype: of its numbers; written little-endian.
+        folder: folder for name.bin and name.crc.
+        name: name of the column.
+        dtype: type of its numbers, which are written little-endian.
         row: shape of a row.
     """
 
@@ -83,7 +83,7 @@ class ColumnWriter:
                 self._sum = self._filled = 0
 
     def fill(self, rows: int, value: float = np.nan) -> None:
-        """Append rows of one value up to a number of rows."""
+        """Append rows of one value until the column has a number of rows."""
         while self.rows < rows:
             self.append(np.full((min(rows - self.rows, 65_536), *self.row), value, dtype=self.dtype))
 
@@ -114,12 +114,12 @@ class Column:
     """Reads rows of a column through a memory map.
 
     Args:
-        folder: where its files are.
-        name: of the column.
-        facts: what `ColumnWriter.finish` gave.
+        folder: folder of its files.
+        name: name of the column.
+        facts: the return value of `ColumnWriter.finish`.
 
     Raises:
-        BadData: a file is missing, longer or shorter than it was, or the checksums themselves are damaged.
+        BadData: a file is missing, a length has changed, or the checksums themselves are damaged.
     """
 
     def __init__(self, folder: Path, name: str, facts: Mapping[str, Any]):
@@ -133,7 +133,9 @@ class Column:
         except OSError as error:
             raise BadData(f"{self.path}: this part of the cache cannot be read: {error}. {_REMEDY}") from error
         if found != size:
-            raise BadData(f"{self.path}: it is {found} bytes long instead of {size}; the cache is damaged. {_REMEDY}")
+            raise BadData(
+                f"{self.path}: the cache is damaged: this file has {found} bytes instead of {size}. {_REMEDY}"
+            )
         if hashlib.sha256(sums).hexdigest() != facts["crc_sha256"]:
             raise BadData(f"{folder / name}.crc: the checksums are damaged. {_REMEDY}")
         self._sums = np.frombuffer(sums, dtype="<u4")
@@ -172,7 +174,7 @@ class Column:
 
         Args:
             first, count: [B] as for `expand`.
-            index: `expand(first, count)` where it is known already.
+            index: `expand(first, count)`, if it is known already.
         """
         self.check(first, count)
         return self._rows.take(expand(first, count) if index is None else index, axis=0)
@@ -208,8 +210,8 @@ class Sample:
     Args:
         system: B structures; from a data set B = 1 and positions are float64.
         labels: name -> values in the package's units: energy [B] eV, forces [N, 3] eV/Å, stress [B, 3, 3] eV/Å³
-            (tensile positive), dipole [B, 3] e·Å, charges [N] e, and further ones named by their shape, as in
-            "scalar:gap" [B] (see `labels.SHAPES`). A label that is not known is absent, or NaN.
+            (tensile positive), dipole [B, 3] e·Å, charges [N] e, and further ones named by their shape, such as
+            "scalar:gap" [B] (see `labels.SHAPES`). A missing label is absent or NaN.
     """
 
     system: System
@@ -218,11 +220,11 @@ class Sample:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sample:
         """Return a copy on a device or in a floating-point type; energies stay in float64.
 
-        A total energy of −10⁴ eV has an error of 10⁻³ eV in float32, which is as large as what is to be learned.
+        In float32 a total energy of −10⁴ eV would have an error of 10⁻³ eV, as large as errors of a good model.
 
         Args:
-            device: None keeps it.
-            dtype: of positions, cells and labels other than energies; None keeps it.
+            device: device of the copy; None keeps it.
+            dtype: type of positions, cells and labels other than energies; None keeps it.
         """
         labels = {
             name: value.to(device=device, dtype=None if name == "energy" else dtype)
@@ -263,10 +265,10 @@ def select(batch: Sample, frames: np.ndarray, starts: np.ndarray | None = None) 
     Args:
         batch: B structures whose atoms follow each other.
         frames: indices of structures, each any number of times.
-        starts: [B + 1] first atom of each structure; computed where it is not given.
+        starts: [B + 1] first atom of each structure; None computes it.
 
     Returns:
-        The chosen ones, with copies of all numbers.
+        The chosen structures, with copies of all numbers.
     """
     system = batch.system
     if starts is None:
@@ -289,7 +291,7 @@ def select(batch: Sample, frames: np.ndarray, starts: np.ndarray | None = None) 
     )
 
 
-# --- Contribution of each frame to the statistics of a data set, computed in one pass, for any choice of frames ---
+# --- Contributions of single frames to the statistics of a data set, computed in one pass ---
 
 _CHUNK = 1024  # frames at a time
 _RESOLUTION = 1e-5  # Å
@@ -298,16 +300,16 @@ _ODD = [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB866
 
 @dataclass(frozen=True, eq=False)
 class FrameFacts:
-    """Facts of each frame: sizes, elements, which labels it has.
+    """Facts of single frames from which the statistics of any choice of frames follow.
 
     Attributes:
         elements: [K] atomic numbers, ascending.
         counts: [S, K] atoms of each element.
         labelled: label -> [S] whether the frame has it, at least in part.
         energies: [S] eV, NaN where a frame has none.
-        charges, spins: [S] total charge, e, and spin multiplicity.
+        charges, spins: [S] total charge in e, and multiplicity.
         force_square, force_count: [S] sum of the squared force components, eV²/Å², and their number.
-        keys: [S] the same for the same structure, see `structure_keys`.
+        keys: [S] numbers that are equal for equal structures; see `structure_keys`.
     """
 
     elements: np.ndarray
@@ -333,7 +335,7 @@ class FrameFacts:
 
     @classmethod
     def joined(cls, parts: Sequence[FrameFacts]) -> FrameFacts:
-        """Join the facts of several runs of frames, one after the other."""
+        """Join the facts of several groups of frames, one after the other."""
         elements = np.unique(np.concatenate([part.elements for part in parts]))
         sizes = [len(part.energies) for part in parts]
         counts = np.zeros((sum(sizes), len(elements)), dtype=np.int32)
@@ -356,7 +358,7 @@ def read_facts(read: Callable[[np.ndarray], Sample], frames: np.ndarray) -> Fram
     """Compute the facts of frames.
 
     Args:
-        read: the frames of given numbers as one batch: `Dataset.batch`.
+        read: function that returns frames as one batch, such as `Dataset.batch`.
         frames: [S] indices, at least one.
 
     Raises:
@@ -397,8 +399,8 @@ def _facts(batch: Sample) -> FrameFacts:
 def structure_keys(batch: Sample) -> np.ndarray:
     """Return a number per structure; equal for equal elements, positions (to 1e-5 Å), cell, charge and spin.
 
-    Different structures have different numbers but for one pair in 2⁶⁴; two that are the same but for rounding at
-    the last of these digits are taken for different ones.
+    Two different structures have the same number with a probability of 2⁻⁶⁴. Equal structures whose positions round
+    differently at 1e-5 Å count as different.
 
     Returns:
         [B] uint64.
@@ -409,7 +411,7 @@ def structure_keys(batch: Sample) -> np.ndarray:
     place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     rows = np.column_stack([_whole(system.pos.numpy()), system.z.numpy(), place])
     atoms = _mixed(rows)
-    ends = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(atoms)])  # sums modulo 2⁶⁴, as are differences
+    ends = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(atoms)])  # sums and differences are modulo 2⁶⁴
     last = np.cumsum(sizes)
     sums = ends[last] - ends[last - sizes]
     cells = _whole(system.cell.numpy().reshape(-1, 9))
@@ -437,7 +439,7 @@ class Dataset(ABC):
     """A sequence of samples, in the package's units and in float64.
 
     Attributes:
-        kinds: words that the source has as the kind of a frame, where they are known (see `labels.py`).
+        kinds: words by which the source names kinds of frames, if known (see `labels.py`).
     """
 
     kinds: Collection[str] = ()
@@ -450,25 +452,25 @@ class Dataset(ABC):
         """Return sample `index`; negative indices count from the end.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: the data set has no such sample.
             BadData: the file is damaged, or holds values that cannot be used.
         """
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return where a sample comes from, for messages: "train.xyz, frame 12".
+        """Return the name of a sample for messages, such as "train.xyz, frame 12".
 
         Args:
-            index: of the sample, from 0.
+            index: index of the sample, from 0.
         """
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Sample:
-        """Return samples in the given order as one batch; at least one.
+        """Return samples in the given order as one batch.
 
-        The result is that of `collate`; data sets that keep their frames packed are much faster.
+        The result is the one of `collate`; data sets with packed frames are much faster.
 
         Args:
-            indices: of the samples, from 0.
+            indices: indices of the samples, from 0; at least one.
         """
         return collate([self[int(i)] for i in indices])
 
@@ -488,7 +490,7 @@ class Dataset(ABC):
         return read_facts(self.batch, frames)
 
     def summary(self) -> str:
-        """Describe in words what the data set contains and what it lacks."""
+        """Return a sentence on what the data set contains and lacks."""
         return f"{len(self)} frames"
 
     def __iter__(self) -> Iterator[Sample]:
@@ -499,8 +501,8 @@ class Subset(Dataset):
     """A selection of the samples of a data set, in a given order.
 
     Args:
-        dataset: the whole.
-        indices: which of its samples.
+        dataset: the data set.
+        indices: indices of the selected samples.
 
     Raises:
         IndexError: an index is outside 0 … len(dataset) − 1.
@@ -533,8 +535,8 @@ class ConcatDataset(Dataset):
 
     Args:
         datasets: at least one.
-        labels: of each data set, labels that all its structures have, name -> value; a weight of frames that have
-            weights themselves is multiplied.
+        labels: for each data set the labels that all its structures get, name -> value. A weight multiplies the
+            weights that frames already have.
     """
 
     def __init__(self, datasets: Sequence[Dataset], labels: Sequence[Mapping[str, float]] | None = None):
@@ -555,7 +557,7 @@ class ConcatDataset(Dataset):
         return self.batch([checked_index(index, len(self))])
 
     def _part(self, k: int, indices: np.ndarray) -> Sample:
-        """Structures of one data set, with the labels that all of them have."""
+        """Return structures of one data set, with the labels that all of them get."""
         sample = self.datasets[k].batch(indices)
         for name, value in self.labels[k].items():
             row = torch.full((sample.system.num_systems,), value, dtype=torch.float64)

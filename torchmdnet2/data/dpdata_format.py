@@ -1,7 +1,7 @@
 """Readers of the formats of dpdata: DeePMD folders, outputs of VASP, CP2K, ABACUS, Quantum Espresso, Gaussian, ….
 
-dpdata gives eV and Å. Its virials are −volume × stress, but for those of SIESTA, which it takes over with the sign of
-the stress; of formats that are in no list below, the sign is not known to us and virials are left out.
+dpdata gives eV and Å. Its virials are −volume × stress, except for SIESTA, whose virials have the sign of the stress.
+Virials of formats that are in no list below are left out, since their sign is unknown.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["DpdataReader"]
 _LEFT_OUT = re.compile(
     r"ase/|pymatgen/|3dmol$|list$|n2p2$|(.*/)?(ext)?xyz(_file)?$|.*/string$|dftbplus$|.*/(inp|gjf|in)$"
 )
-"""Objects instead of files, inputs of programs, and what is read without dpdata."""
+"""Formats that are left out: objects instead of files, inputs of programs, and formats that are read without dpdata."""
 
 _VIRIAL = {"deepmd": 1.0, "vasp": 1.0, "outcar": 1.0, "xml": 1.0, "qe": 1.0, "abacus": 1.0, "cp2k": 1.0, "siesta": -1.0}
-"""beginning of a format's name -> −volume × stress, in what dpdata calls virial"""
+"""Beginning of a format's name -> factor that makes −volume × stress of dpdata's virial."""
 
 
 @register_format("dpdata")
@@ -42,11 +42,11 @@ class DpdataReader(FrameReader):
 
     Args:
         path, keys, units: see `AseDataset`.
-        variant: name of the format in dpdata, as "deepmd/npy" or "vasp/outcar".
+        variant: name of the format in dpdata, such as "deepmd/npy" or "vasp/outcar".
 
     Raises:
         MissingBackend: dpdata is not installed.
-        BadData: it cannot read the file, or the elements are not stated.
+        BadData: dpdata cannot read the file, or the elements are not stated.
     """
 
     folders = True
@@ -120,7 +120,7 @@ class DpdataReader(FrameReader):
             with h5py.File(self.path, "r") as file:
                 places = [self.path] if "type.raw" in file else [f"{self.path}#{name}" for name in file]
         elif self._variant == "qe/cp/traj":
-            places = [str(Path(self.path).with_suffix(""))]  # what its files begin with
+            places = [str(Path(self.path).with_suffix(""))]  # the beginning of the names of its files
         else:
             places = [self.path]
         for place in _found(self, places):
@@ -144,8 +144,8 @@ class DpdataReader(FrameReader):
         if unknown is not None:
             remedy = "name a format that states them"
             if self._variant.startswith("deepmd"):
-                remedy = "write type_map.raw beside type.raw: the symbols of types 0, 1, … on a line each"
-            raise BadData(f"{self.path}: it does not state which element '{unknown}' is; {remedy}")
+                remedy = "write type_map.raw beside type.raw, with the symbols of types 0, 1, … on one line each"
+            raise BadData(f"{self.path}: the file does not state which element '{unknown}' is; {remedy}")
         return np.array([atomic_numbers[str(name)] for name in names], dtype=np.int64)
 
     def _labels(self, data: Mapping[str, Any], k: int) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class DpdataReader(FrameReader):
             sign = next((s for name, s in _VIRIAL.items() if self._variant.split("/")[0] == name), None)
             volume = float(np.linalg.det(cell))
             if volume < 0 and sign is not None and not self._variant.startswith("deepmd"):
-                sign = None  # many of its readers multiply by the determinant
+                sign = None  # many readers of dpdata multiply by the determinant of the cell, whose sign may be wrong
             if sign is not None and volume != 0:
                 entries["virial"] = sign * virial
                 entries["stress"] = -sign * virial / abs(volume)
@@ -171,7 +171,7 @@ class DpdataReader(FrameReader):
         """Return the total charge and multiplicity that a program's output states.
 
         Raises:
-            BadData: it states several.
+            BadData: the output states several that differ.
         """
         found: dict[str, list[Statement]] = {"charge": [], "spin": []}
         for file in self.files if states_charges(self._variant) else ():
@@ -193,7 +193,7 @@ def _found(reader: DpdataReader, places: Any) -> Iterator[Any]:
         yield place
     if not some:
         wanted = "type_map.raw and type.raw" if "mixed" in reader._variant else "type.raw"
-        raise BadData(f"{reader.path}: there is no data of the format {reader._variant}: no {wanted} in it")
+        raise BadData(f"{reader.path}: the folder has no data of the format {reader._variant}: {wanted} is missing")
 
 
 _OWN = {
@@ -201,7 +201,7 @@ _OWN = {
     "force_mag", "real_atom_types", "real_atom_names", "atom_pref", "type", "type_map", "atom_types", "atom_names",
     "atom_numbs", "orig", "nopbc",
 }  # fmt: skip
-"""Arrays of DeePMD that dpdata knows, in its own words too."""
+"""Arrays of DeePMD that dpdata reads, also under dpdata's names."""
 
 
 def _further(variant: str, place: Any, num_frames: int) -> dict[str, np.ndarray]:
@@ -215,7 +215,7 @@ def _further(variant: str, place: Any, num_frames: int) -> dict[str, np.ndarray]
 
 def _arrays(variant: str, place: Any) -> dict[str, np.ndarray]:
     """Return all arrays of a set of frames."""
-    if isinstance(place, Mapping):  # of deepmd/lmdb
+    if isinstance(place, Mapping):  # deepmd/lmdb
         return {name: value for name, value in place.items() if isinstance(value, np.ndarray)}
     if variant == "deepmd/raw":
         files = [file for file in Path(place).glob("*.raw") if file.stem not in _OWN]

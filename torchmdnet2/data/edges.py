@@ -1,4 +1,4 @@
-"""Neighbor lists of many frames, searched in several threads."""
+"""Neighbor lists of many frames for training: searched once, in several threads, and kept compactly."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _Found = TypeVar("_Found")
 def in_threads(
     function: Callable[[_Item], _Found], items: Iterable[_Item], begin: Callable[[], object] | None = None
 ) -> Iterator[_Found]:
-    """Yield a function's results in the order of the items; a few are computed ahead in threads.
+    """Yield a function's results in the order of the items; threads compute a few of them ahead.
 
     Args:
-        function: called from several threads at a time.
-        items: what it is called with.
-        begin: called once in each thread before its first item.
+        function: the function, which several threads call at a time.
+        items: its arguments.
+        begin: function that each thread calls once before its first item.
 
     Raises:
-        Exception: of the first item whose call failed.
+        Exception: the error of the first item whose call failed.
     """
     threads = min(_MOST, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     waiting: deque[Future[_Found]] = deque()
@@ -47,10 +47,10 @@ def in_threads(
             yield waiting.popleft().result()
 
 
-# --- Neighbor lists of many frames, kept compactly: searched once, joined to batches without a loop over frames ---
+# --- Neighbor lists that are joined to batches without a loop over frames ---
 
-_DENSE_ATOMS = 128  # up to this size all pairs of a molecule are looked at
-_DENSE_PAIRS = 2**19  # at once
+_DENSE_ATOMS = 128  # up to this size all pairs of a molecule are compared
+_DENSE_PAIRS = 2**19  # number of pairs at once
 
 
 @dataclass(eq=False)
@@ -73,8 +73,8 @@ class FrameEdges:
         """Return the neighbor list of the batch of these frames.
 
         Args:
-            sizes: [B] atoms of each frame.
-            cutoff: Å, that they were searched with.
+            sizes: [B] number of atoms of each frame.
+            cutoff: cutoff of the search in Å.
         """
         degree = torch.from_numpy(self.degree.astype(np.int64))
         num_atoms, num_edges = len(self.degree), len(self.sender)
@@ -96,7 +96,7 @@ def search(system: System, cutoff: float) -> FrameEdges:
 
     Args:
         system: B frames on the CPU, atoms in order.
-        cutoff: Å; pairs at d < cutoff are listed.
+        cutoff: cutoff in Å; pairs at d < cutoff are listed.
     """
     sizes = system.atom_counts.numpy()
     if sizes.max(initial=0) <= _DENSE_ATOMS and not bool(system.pbc.any()):
@@ -119,7 +119,7 @@ def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> FrameEdg
     for first in range(0, len(sizes), step):
         part = sizes[first : first + step]
         real = np.arange(width) < part[:, None]  # [b, width]
-        padded = np.full((len(part), width, 3), np.nan)  # NaN is near to nothing
+        padded = np.full((len(part), width, 3), np.nan)  # no distance to NaN is below the cutoff
         padded[real] = pos[ends[first] - sizes[first] : ends[first + len(part) - 1]]
         square = np.zeros((len(part), width, width))
         for axis in range(3):
@@ -136,9 +136,9 @@ def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> FrameEdg
 class EdgeMemory:
     """Neighbor lists that are kept in memory up to a limit and searched again beyond it.
 
-        Args:
-            cutoff: Å.
-    room: bytes of memory for all lists.
+    Args:
+        cutoff: cutoff in Å.
+        room: bytes of memory for all lists.
     """
 
     def __init__(self, cutoff: float, room: int):
@@ -149,7 +149,7 @@ class EdgeMemory:
         """Return the edges of some frames.
 
         Args:
-            frames: [B] their names: numbers, the same for the same frame.
+            frames: [B] numbers that identify the frames.
             system: their structures.
         """
         names = frames.tolist()

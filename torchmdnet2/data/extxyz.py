@@ -1,6 +1,6 @@
-"""Reader of extended XYZ: the results of ase.io in a third of the time, with one frame in memory.
+"""Fast reader of extended XYZ. It gives the results of ase.io in a third of the time, with one frame in memory.
 
-Format: https://github.com/libAtoms/extxyz. Comment lines are parsed by ASE itself.
+Format: https://github.com/libAtoms/extxyz. ASE parses the comment lines.
 """
 
 from __future__ import annotations
@@ -23,40 +23,45 @@ if TYPE_CHECKING:
 __all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "structure_of"]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
-"""Arrays that ASE keeps per atom and that are no labels."""
+"""Arrays that ASE keeps for the atoms and that are not labels."""
 
 BOM = "\ufeff"
 """The byte order mark that some editors put before a text."""
 
 ISOTOPES = {"D": 1, "T": 1}
-"""symbol -> atomic number, beside the elements."""
+"""Symbol -> atomic number, for symbols that are not elements."""
 
 _PLAIN = "species:S:1:pos:R:3"
-_NAMES = {"species": "symbols", "pos": "positions", "Z": "numbers", "charge": "charges"}  # as ASE calls them
+_NAMES = {
+    "species": "symbols",
+    "pos": "positions",
+    "Z": "numbers",
+    "charge": "charges",
+}  # names in a file -> names in ASE
 _KNOWN = {"lattice": "Lattice", "properties": "Properties", "pbc": "pbc"}
 _CELLS = frozenset(
     "cell box unit_cell unitcell lattice_vectors latticevectors cell_vectors cell_lengths box_vectors".split()
 )
 _KEY, _QUOTED = re.compile(r"(?<!\S)([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
-_TENSOR = re.compile(r"(?<!\S)(stress|virial)(?=\s*=)")  # names that ASE refuses unless there are nine numbers
+_TENSOR = re.compile(r"(?<!\S)(stress|virial)(?=\s*=)")  # names that ASE refuses without nine numbers
 _NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
-_EQUAL = re.compile(r"^(\d+)\s+\1(?!\S)")  # ASE keeps equal words once: charge and multiplicity
+_EQUAL = re.compile(r"^(\d+)\s+\1(?!\S)")  # two equal numbers, charge and multiplicity, of which ASE keeps one
 _MARK = "\0"
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
 _READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__getitem__, "S": str}
 
 
 class Frame(NamedTuple):
-    """One structure and its entries, as the file has them.
+    """One structure and its entries, unchanged from the file.
 
     Attributes:
         numbers: [N] atomic numbers.
-        positions: [N, 3]
-        cell: [3, 3] lattice vectors as rows, zeros where there are none.
+        positions: [N, 3] positions in the file's unit of length.
+        cell: [3, 3] lattice vectors as rows, in the same unit; zeros without a cell.
         pbc: [3] booleans.
-        entries: name -> value, also of what belongs to single atoms.
-        stated: initial charges and magnetic moments of the atoms, [N], which state the charge and spin of all.
-        charge, spin: what the file states besides.
+        entries: name -> value, of the structure and of its atoms.
+        stated: initial charges and magnetic moments of the atoms, [N]; their sums state charge and spin.
+        charge, spin: total charge and multiplicity that other parts of the file state.
     """
 
     numbers: np.ndarray
@@ -73,14 +78,14 @@ def read_extxyz(path: str) -> Iterator[Frame]:
     """Yield the frames of a file, also a compressed one (.gz, .bz2, .xz). Empty lines between frames are skipped.
 
     Raises:
-        OSError, EOFError, ValueError, KeyError: the file is damaged or cut off; the message does not name it.
+        OSError, EOFError, ValueError, KeyError: the file is damaged or cut off. The message does not name the file.
     """
     for comment, lines, size, vectors in raw_frames(path):
         yield _frame(comment, lines, size, vectors)
 
 
 def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
-    """Yield comment line, lines of atoms, number of atoms and lattice vectors of ADF of each frame, not parsed."""
+    """Yield the unparsed parts of each frame: comment line, lines of atoms, number of atoms, lattice vectors of ADF."""
     from ase.io.formats import open_with_compression
 
     with io.TextIOWrapper(open_with_compression(path, "rb"), encoding="utf-8", errors="replace") as file:
@@ -91,7 +96,7 @@ def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
                 comment = file.readline()
                 lines = list(islice(file, size))
                 head = file.readline()
-                vectors = []  # of ADF, in separate lines
+                vectors = []  # ADF writes them in separate lines
                 while head.lstrip().startswith("VEC"):
                     vectors.append(head)
                     head = file.readline()
@@ -111,14 +116,14 @@ def _size(line: str) -> int:
 
 
 def _info(comment: str) -> dict[str, Any]:
-    """Parse a comment line. A stress or virial that is not nine numbers stays unchanged."""
+    """Parse a comment line. A stress or virial without nine numbers stays unchanged."""
     return {key: deepcopy(value) if isinstance(value, list | dict | np.ndarray) else value
             for key, value in _parsed(comment).items()}  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def _parsed(comment: str) -> dict[str, Any]:
-    """As `_info`, the same dictionary for the same line: many frames of a file may have it."""
+    """As `_info`, with one dictionary for equal lines, since many frames of a file may have the same one."""
     from ase.io.extxyz import key_val_str_to_dict
 
     quoted = _NESTED.sub(lambda found: found[1] or f'"{found[2]}"', comment)
@@ -150,7 +155,7 @@ def _columns(properties: str) -> tuple[_Column, ...]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Refuse names that are given twice, and spellings that would be ignored."""
+    """Refuse names that are given twice, and spellings that would have no effect."""
     for k, name in enumerate(names):
         if name in names[:k]:
             raise ValueError(f"'{name}' is given twice")
@@ -159,7 +164,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _refuse_cells(info: Mapping[str, Any]) -> None:
-    """Refuse a cell that would be ignored, since it has another name than Lattice."""
+    """Refuse a cell under another name than Lattice, since it would have no effect."""
     for name, value in info.items():
         if name.lower().replace("-", "_") in _CELLS and getattr(value, "dtype", np.dtype(object)).kind in "if":
             if np.size(value) in (3, 6, 9) and np.any(value):
@@ -171,7 +176,7 @@ def _refuse_cells(info: Mapping[str, Any]) -> None:
 
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
     if len(lines) < size:
-        raise EOFError(f"the file ends after {len(lines)} of its {size} atoms: it was cut off")
+        raise EOFError(f"the file was cut off: it ends after {len(lines)} of {size} atoms")
     info: dict[str, Any] = {"comment": comment} if vectors else _info(comment) if comment else {}
     _check_names(_KEY.findall(_QUOTED.sub("", comment)) if info else [])
     columns = _columns(str(info.pop("Properties", _PLAIN)))
@@ -190,11 +195,11 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
         other = np.flatnonzero(_numbers(symbols) != numbers)
         if len(other):
             k = int(other[0])
-            raise ValueError(f"atom {k} is {symbols[k]} by its species, and Z = {numbers[k]} by its atomic number")
+            raise ValueError(f"atom {k} is {symbols[k]} by its species, but Z = {numbers[k]} by its atomic number")
     if numbers.dtype.kind != "i" or numbers.shape != (size,):
         raise ValueError("atomic numbers must be whole (Z:I:1)")
     if positions is None or positions.shape != (size, 3):
-        raise ValueError("there are no positions (pos:R:3) in its Properties")
+        raise ValueError("Properties has no positions (pos:R:3)")
     lattice, periodic = info.pop("Lattice", None), info.pop("pbc", None)
     if lattice is None and not vectors:
         _refuse_cells(info)
@@ -214,7 +219,7 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
 
 
 def structure_of(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> tuple[Atoms, dict[int, str]]:
-    """A raw frame as ASE reads it, with D and T as H, and the atoms that were D or T.
+    """Return a raw frame as ASE reads it, with D and T as H, and the atoms that were D or T.
 
     Raises:
         EOFError, ValueError: the frame is damaged, or states two elements for one atom.
@@ -253,10 +258,10 @@ def structure_of(comment: str, lines: Sequence[str], size: int, vectors: Sequenc
 
 
 def _check_last(rows: Sequence[Sequence[str]]) -> None:
-    """Refuse a file that was cut within its last number: all others have more decimals."""
+    """Refuse a file that was cut off within its last number, which then has fewer decimals than all others."""
     *others, last = (len(word.partition(".")[2]) for row in rows for word in row if "." in word or word is row[-1])
     if len(set(others)) == 1 and last < others[0]:
-        raise EOFError(f"its last number, {rows[-1][-1]}, is shorter than all others: the file was cut off")
+        raise EOFError(f"the file was cut off: its last number, {rows[-1][-1]}, is shorter than all others")
 
 
 def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
@@ -270,7 +275,7 @@ def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
 
 def _numbers(symbols: np.ndarray | None) -> np.ndarray:
     if symbols is None:
-        raise ValueError("there are neither elements (species:S:1) nor atomic numbers (Z:I:1) in its Properties")
+        raise ValueError("Properties has neither elements (species:S:1) nor atomic numbers (Z:I:1)")
     return numbers_of(symbols.tolist())
 
 
@@ -278,7 +283,7 @@ def numbers_of(symbols: Sequence[str]) -> np.ndarray:
     """Return the atomic numbers [N] of symbols in upper or lower case; D and T are hydrogen.
 
     Raises:
-        ValueError: one is no element.
+        ValueError: a symbol is not an element.
     """
     known = _known()
     names = [str(symbol).capitalize() for symbol in symbols]

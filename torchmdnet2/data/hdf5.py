@@ -1,12 +1,13 @@
 """Reader and writer of HDF5 files.
 
-Each group holds frames of one molecule, or of as many atoms; S frames, N atoms. The layouts of `LAYOUTS` are known by
-their datasets, others by the keys `numbers` and `positions`: z [N] or [S, N] as numbers or symbols, pos [S, N, 3],
-energy [S], forces [S, N, 3], charges [S, N], dipole [S, 3], stress or virial [S, 3, 3], [S, 9] or [S, 6].
+Each group holds S frames of N atoms, of one molecule or of molecules of the same size. The layouts of `LAYOUTS` are
+recognised by their datasets; the keys `numbers` and `positions` define others. Datasets are z [N] or [S, N] as numbers
+or symbols, pos [S, N, 3], energy [S], forces [S, N, 3], charges [S, N], dipole [S, 3], stress or virial [S, 3, 3],
+[S, 9] or [S, 6].
 
-In all, where they are there: charge and spin (one number or [S], or attributes of the group or file), cell or box
-([3, 3] or [S, 3, 3]), pbc ([3] or [S, 3]). Without `charge` it is the sum of the formal charges in `smiles`.
-The group `_metadata` is skipped.
+Optional in all layouts are charge and spin (one number or [S], or attributes of the group or file), cell or box
+([3, 3] or [S, 3, 3]) and pbc ([3] or [S, 3]). Without `charge`, the charge is the sum of the formal charges in
+`smiles`. The group `_metadata` is skipped.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ LAYOUTS = {
         "stress": "stress",
     },
 }
-"""layout -> quantity -> name of its dataset."""
+"""Layout -> quantity -> name of its dataset."""
 
 _STRUCTURE = frozenset({"cell", "box", "pbc", "charge", "spin"}).union(
     *({layout["z"], layout["pos"]} for layout in LAYOUTS.values())
@@ -113,14 +114,14 @@ _STRUCTURE = frozenset({"cell", "box", "pbc", "charge", "spin"}).union(
 
 @dataclass(frozen=True)
 class Group:
-    """A group and its datasets, known without reading their numbers; dataset names are absolute."""
+    """A group and its datasets, whose numbers are read later; dataset names are absolute."""
 
     name: str
     num_frames: int
     num_atoms: int
     datasets: dict[str, str]  # quantity -> dataset
     factors: dict[str, float]  # quantity -> factor to eV, Å, e
-    stated: dict[str, int]  # charge and spin that are attributes
+    stated: dict[str, int]  # charge and spin from attributes
 
 
 @register_format("hdf5")
@@ -132,23 +133,23 @@ class HDF5Dataset(Dataset, Reader):
 
     Args:
         path: the file.
-        keys: label -> name of its dataset, of "energy", "forces", "stress", "dipole", "charges", "charge", "spin";
-            a label's own name ("energy") stands for the layout's dataset; None for one that is not to be read. Each
-            must be in at least one group. "numbers" and "positions" name the datasets of the structures, where the
-            layout is none of `LAYOUTS`. A dataset of forces whose name ends in "gradient" is negated. Where `keys`
-            is not given, energy and forces are read if they are there; charge and spin always are unless None.
-        units: of quantities whose dataset has no attribute "units": "energy", "length", and where they do not follow
-            "forces", "stress", "dipole". An attribute takes precedence.
-        require_keys: False where another file may have the keys.
+        keys: label -> name of its dataset, for "energy", "forces", "stress", "dipole", "charges", "charge", "spin".
+            The label's name ("energy") stands for the dataset of the layout. None: do not read this label. Each key
+            must be in at least one group. "numbers" and "positions" name the datasets of the structures if the layout
+            is not in `LAYOUTS`. A dataset of forces whose name ends in "gradient" is negated. Without `keys`, energy
+            and forces are read if present; charge and spin are always read unless None.
+        units: quantity -> unit, for datasets without the attribute "units": "energy", "length", and "forces",
+            "stress", "dipole" where they do not follow from these. An attribute takes precedence.
+        require_keys: False if another file may have the keys.
 
     Attributes:
-        asked: label -> key, those that must be somewhere.
+        asked: label -> key, for keys that must be in a group.
         counts: label -> number of frames whose group has it.
         available: names of all datasets in groups, without those of the structure.
 
     Raises:
-        FileNotFoundError: no such file.
-        BadData: the file is damaged or of no known layout, or units are stated neither in it nor in `units`.
+        FileNotFoundError: the file does not exist.
+        BadData: the file is damaged or has no known layout, or units are stated neither in it nor in `units`.
         MissingBackend: h5py is not installed.
     """
 
@@ -165,7 +166,7 @@ class HDF5Dataset(Dataset, Reader):
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no data file {self.path}")
         optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
-        # unless a key says where they are, charge and spin are read by any of their names
+        # charge and spin are read under any of their names, unless a key names them
         self._anywhere = [name for name in ("charge", "spin") if keys is None or name not in keys]
         keys, self._structure = structure_keys(keys)
         self.asked = checked_keys(keys, self.path) if keys is not None else {}
@@ -185,7 +186,7 @@ class HDF5Dataset(Dataset, Reader):
             found = (group for name in names for group in self._scan(name, file[name] if name else file, stated))
             self._groups = [group for group in found if group.num_frames]
         if not self._groups:
-            raise BadData(f"{self.path}: there are no frames in it")
+            raise BadData(f"{self.path}: the file has no frames")
         self._ends = list(accumulate(group.num_frames for group in self._groups))
         self.num_frames = self._ends[-1]
         if require_keys:
@@ -206,7 +207,7 @@ class HDF5Dataset(Dataset, Reader):
     ) -> list[Reader]:
         return [AceReader(p, keys, units) if is_ace(p) else cls(p, keys, units, require_keys=False) for p in paths]
 
-    # --- what is in the file -------------------------------------------------------------------------------------
+    # --- content of the file -------------------------------------------------------------------------------------
 
     def _layout(self, inside: set[str]) -> dict[str, str] | None:
         """Return the layout of a group with these datasets."""
@@ -214,7 +215,7 @@ class HDF5Dataset(Dataset, Reader):
         return next((dict(layout) for layout in known if {layout["z"], layout["pos"]} <= inside), None)
 
     def _scan(self, name: str, group: Any, attributes: Mapping[str, Any]) -> Iterator[Group]:
-        """Yield a group and the groups within it. Attributes of the groups around it apply to it, too."""
+        """Yield a group and the groups within it. Attributes of outer groups apply to inner groups too."""
         where = f"{self.path}, group '{name}'"
         if not isinstance(group, load_h5py().Group):
             raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
@@ -229,15 +230,17 @@ class HDF5Dataset(Dataset, Reader):
                         yield from self._scan(f"{name}/{n}", part, attributes)
                     return
                 wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
-                raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}. "
-                              "keys.numbers and keys.positions name others")  # fmt: skip
+                raise BadData(f"{where}: the group needs {wanted}, but has {', '.join(sorted(inside)) or 'none'}. "
+                              "Give other names as keys.numbers and keys.positions")  # fmt: skip
             datasets = self._datasets(group, inside, layout, where)
-            opened = {q: group[dataset] for q, dataset in datasets.items() if q != "smiles"}  # once: it takes long
+            opened = {
+                q: group[dataset] for q, dataset in datasets.items() if q != "smiles"
+            }  # open each once, since opening takes long
             shape: tuple[int, ...] = opened["pos"].shape
             if len(shape) < 2:
                 raise BadData(f"{where}: positions of the shape [frames, atoms, 3] are expected, not {shape}")
             if {"cell", "box"} <= inside:
-                raise BadData(f"{where}: it has both a cell and a box; leave out one of them")
+                raise BadData(f"{where}: the group has both a cell and a box; leave out one of them")
             num_frames, num_atoms = shape[:2]
             for quantity, dataset in opened.items():
                 _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
@@ -287,21 +290,21 @@ class HDF5Dataset(Dataset, Reader):
     def _factor(self, quantity: str, dataset: Any, units: Mapping[str, StatedUnit], where: str) -> float:
         stated, declared = dataset.attrs.get("units"), _UNIT_OF.get(quantity, quantity)
         of_all = units.get(declared) or unit_in_name(declared, where.rpartition("dataset '")[2].rstrip("'"))
-        if stated is None and of_all:  # an attribute of the group or file, or the dataset's name
+        if stated is None and of_all:  # unit from an attribute of the group or file, or from the dataset's name
             try:
                 size = of_all.size
             except BadData as error:
                 raise BadData(f"{where}: {error}") from None
             given = {"virial": "energy", "cell": "length"}.get(
                 declared, declared
-            ) in self._given  # not derived from others
+            ) in self._given  # a unit that the user gave, not one that follows from others
             if given and not np.isclose(self._declared[declared], size, rtol=1e-6):
                 raise BadData(
                     f"{where}: the file states {of_all.source}, but the given unit differs: remove one of them"
                 )
             return size
         if stated is None:
-            if ":" in quantity:  # of a further label: a plain number where no unit is given
+            if ":" in quantity:  # a further label: a plain number if no unit is given
                 return self._declared.get(quantity, 1.0)
             if declared not in self._declared:
                 raise BadData(
@@ -342,7 +345,9 @@ class HDF5Dataset(Dataset, Reader):
         num_atoms = len(pos)
         z = found["z"] = _numbers(found["z"], where)
         if z.shape != (num_atoms,) or z.dtype.kind not in "iu":
-            raise BadData(f"{where}: {num_atoms} positions, but atomic numbers are {z.dtype} of the shape {z.shape}")
+            raise BadData(
+                f"{where}: there are {num_atoms} positions, but the atomic numbers are {z.dtype} of the shape {z.shape}"
+            )
         for quantity, wanted in (("pos", (num_atoms, 3)), ("cell", (3, 3)), ("pbc", (3,))):
             if quantity in found and found[quantity].shape != wanted:
                 raise BadData(f"{where}: {quantity} has the shape {found[quantity].shape}, not {wanted}")
@@ -351,7 +356,7 @@ class HDF5Dataset(Dataset, Reader):
             lattice["cell"] = _scaled(found["cell"], group.factors["cell"])[None]
         if "pbc" in found:
             if not np.isin(found["pbc"], (0, 1)).all():
-                raise BadData(f"{where}: pbc must be made of 0 and 1, not {found['pbc'].tolist()}")
+                raise BadData(f"{where}: pbc must consist of 0 and 1, not {found['pbc'].tolist()}")
             lattice["pbc"] = torch.from_numpy(found["pbc"].astype(bool))[None]
         more = extra_spin(group.datasets.get("spin"))
         charge = found.get(
@@ -389,11 +394,13 @@ class HDF5Dataset(Dataset, Reader):
             for first in range(0, group.num_frames, size):
                 count = min(size, group.num_frames - first)
                 sample = self._read_many(group, first, count)
-                if sample is None:  # one by one, which also handles what is unusual and names what is wrong
+                if (
+                    sample is None
+                ):  # read frames one by one, which handles unusual groups and names the frame of an error
                     sample = collate([self[start + first + k] for k in range(count)])
                 yield Chunk(check_batch(sample, where, first), where, first)
             start += group.num_frames
-            self._handles.clear()  # with the chunks that HDF5 keeps for them: this group is done
+            self._handles.clear()  # this group is done: free the chunks that HDF5 keeps for its datasets
 
     def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
         """Return frames first … first + count − 1 of a group at once; None for unusual groups, read one by one."""
@@ -456,12 +463,12 @@ class HDF5Dataset(Dataset, Reader):
         except DAMAGE as error:
             raise BadData(f"{where}: dataset '{group.datasets[quantity]}' is damaged: {error}") from error
 
-    # --- the file, opened once per process -----------------------------------------------------------------------
+    # --- handle of the file, opened once per process -------------------------------------------------------------
 
     def _dataset(self, name: str) -> h5py.Dataset:
         if self._file is not None and self._pid != os.getpid():
             self._handles.clear()
-            self._file.close()  # a handle from before a fork: closed first, or HDF5 would hand it out again
+            self._file.close()  # opened before a fork: close it, else HDF5 would return the same handle again
             self._file = None
         if self._file is None:
             self._file, self._pid = opened_hdf5(self.path), os.getpid()
@@ -477,7 +484,7 @@ class HDF5Dataset(Dataset, Reader):
 
 
 def _attributes(group: Any) -> dict[str, Any]:
-    """Return attributes that may state a charge, spin or unit: numbers and texts."""
+    """Return the attributes that are numbers or texts, which may state a charge, spin or unit."""
     found = {}
     for name in group.attrs:
         if kind_of(name) or "smiles" in name.lower():
@@ -487,11 +494,11 @@ def _attributes(group: Any) -> dict[str, Any]:
     return found
 
 
-_CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most
+_CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # limits of one read
 _MAX_HANDLES = 512  # finding a dataset takes longer than reading a frame of it
 _UNIT_OF = {"pos": "length", "cell": "length", "virial": "virial"}
-_CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
-_NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
+_CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset with this number of dimensions holds for all frames
+_NUMBERS = ("charge", "spin")  # a value for all frames may also have the shape [1]
 
 
 def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> None:
@@ -522,22 +529,22 @@ def _scaled(value: np.ndarray, by: float) -> Tensor:
     return torch.from_numpy(np.array(value, dtype=np.float64)) * by
 
 
-# --- Writing HDF5 files that `HDF5Dataset` reads back without loss ---
+# --- Writer of HDF5 files that `HDF5Dataset` reads without loss ---
 
-_FORMAT = ("v110", "v110")  # checksums on names, units and sizes too, which older formats lack
-_CHUNK_BYTES = 2**16  # one frame is read at a time, and its whole chunk with it
+_FORMAT = ("v110", "v110")  # older formats have no checksums on names, units and sizes
+_CHUNK_BYTES = 2**16  # small, since reading one frame reads its whole chunk
 
 
 def write_hdf5(path: str | PathLike, samples: Iterable[Sample], max_group: int = 10_000) -> None:
-    """Write samples in the "torchmd-net" layout, with units and checksums, all or nothing.
+    """Write samples in the "torchmd-net" layout, with units and checksums.
 
-    Consecutive samples with the same atoms share a group, so the order is kept; files are smallest and fastest when
+    Consecutive samples with the same atoms share a group, so the order is kept. Files are smallest and fastest when
     equal molecules follow each other. HDF5 1.10 or later reads them.
 
     Args:
-        path: the file; it appears when it is complete, and replaces one that was there.
-        samples: each one structure, in the package's units; they are taken one group at a time.
-        max_group: at most so many frames in a group.
+        path: the file. It appears when it is complete, and replaces an existing one.
+        samples: samples of one structure each, in the package's units; one group at a time is in memory.
+        max_group: largest number of frames in a group.
 
     Raises:
         BadData: a sample does not pass `check_sample`; nothing is written.
@@ -584,7 +591,7 @@ def _write_group(group: Any, samples: list[Sample]) -> None:
         dataset = group.create_dataset(name, data=array, chunks=(frames, *array.shape[1:]), fletcher32=True)
         if unit:
             unit = unit.replace("·", "*").replace("Å³", "angstrom^3").replace("Å", "angstrom")
-            # of fixed length: kept under the checksum of the names, unlike a string of variable length
+            # a string of fixed length is under the checksum of the names, one of variable length is not
             dataset.attrs["units"] = np.bytes_(unit)
 
     put(names["z"], samples[0].system.z.to(torch.int16))

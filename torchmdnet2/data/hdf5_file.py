@@ -1,4 +1,4 @@
-"""HDF5 files opened for reading, by h5py, which is optional. A damaged file raises an error with its name."""
+"""Opening of HDF5 files by the optional package h5py, with errors that name a damaged file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["DAMAGE", "damage_is_bad_data", "load_h5py", "opened_hdf5"]
 DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 """Errors that h5py raises on damaged files."""
 
-_CACHE_BYTES = 2**20  # of chunks, that HDF5 keeps for each open dataset
-_HEADER_BYTES = 2**21  # of headers, that it keeps for the file; in memory they take ten times as much
+_CACHE_BYTES = 2**20  # of chunks that HDF5 keeps for each open dataset
+_HEADER_BYTES = 2**21  # of headers that it keeps for the file; in memory they take ten times as much
 
 
 def load_h5py() -> Any:
-    """Import h5py, or name the missing extra.
+    """Import h5py.
 
     Raises:
-        MissingBackend: it is not installed.
+        MissingBackend: h5py is not installed.
     """
     try:
         import h5py
@@ -35,7 +35,7 @@ def load_h5py() -> Any:
 
 
 def opened_hdf5(path: str | PathLike) -> h5py.File:
-    """Open a file for reading with a small cache of HDF5, however many groups there are.
+    """Open a file for reading, with a small cache of HDF5 for any number of groups.
 
     Raises:
         MissingBackend: h5py is not installed.

@@ -1,7 +1,7 @@
-"""Checks of labels: frames that stand out, and energies, forces and stress that do not agree.
+"""Checks of labels before training: frames that stand out, and energies, forces and stress that do not agree.
 
-A few of them are mistakes of a unit, of a calculation that did not converge, or of a file. Many are a part of the data,
-and are left alone. Robust: by medians, which single wrong labels do not move.
+A few frames that stand out are errors: a wrong unit, a calculation without convergence, a damaged file. Many are a part
+of the data and are not reported. The checks use medians, which single wrong labels do not change.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .statistics import Statistics
 
 
-_LEAST_USUAL = 8  # frames, to know what is usual
-_FORCES = (6.0, math.log(5.0))  # robust standard deviations of log(rms), and at least this
+_LEAST_USUAL = 8  # frames from which the usual values can be estimated
+_FORCES = (6.0, math.log(5.0))  # limit in robust standard deviations of log(rms), and its least value
 _ENERGIES = (10.0, 0.5)  # the same of energies per atom, eV
 _FEW = 0.01  # of the frames, and at least three of them
 
@@ -50,7 +50,7 @@ class Usual:
         """Return the positions of frames whose rms force is far above the median, worst first.
 
         Args:
-            other: statistics of the frames to look at; `found` for these themselves.
+            other: statistics of the frames to check; `found` checks the frames themselves.
         """
         size = _log_rms(self.found)
         size = size[np.isfinite(size)]
@@ -127,24 +127,24 @@ def _few(excess: np.ndarray, limit: float) -> np.ndarray:
 
 # --- Consistency checks: forces and stress must be derivatives of the energies. They find wrong signs and units ---
 
-_COMPARED, _COORDINATES = 250, 2_000_000  # looked at, at most
+_COMPARED, _COORDINATES = 250, 2_000_000  # largest numbers of frames and of coordinates
 _LEAST = 8  # frames
 _NEAR = 0.35  # Å per atom, between two frames that are compared; 0.1 to 0.3 in dynamics of a molecule at 300 K
-_STRAIN = 0.15  # largest component, between two cells that are compared
-_EXACT = {"forces": 0.85, "stresses": 0.94}  # correlation of right labels is above 0.93 and 0.9
-_LEAST_SCATTERED, _SCATTERED = 20, 0.7  # pairs, and their correlation, of energies with noise
-_EXPLAINED, _MATRIX = 0.5, 8_000_000  # of the variance of the forces, by a pair potential; numbers of its matrix
+_STRAIN = 0.15  # largest component of the strain between two cells that are compared
+_EXACT = {"forces": 0.85, "stresses": 0.94}  # correct labels have correlations above 0.93 and 0.9
+_LEAST_SCATTERED, _SCATTERED = 20, 0.7  # number of pairs, and their correlation, for energies with noise
+_EXPLAINED, _MATRIX = 0.5, 8_000_000  # share of the variance of the forces that pairs explain; size of the matrix
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well changes of the energy follow from the forces, in pairs of similar frames.
+    """Agreement of energy changes with the work of the forces, in pairs of similar frames.
 
     Attributes:
-        slope: of the changes over the work −∫F·dr; about 1 where the labels belong together.
-        correlation: of the two.
-        what: was compared, in the plural.
-        pairs: how many pairs were compared.
+        slope: slope of the energy changes over the work −∫F·dr; about 1 if the labels belong together.
+        correlation: correlation of the two.
+        what: name of the compared labels, in the plural.
+        pairs: number of pairs that were compared.
         sizes: rms of the changes and of the work, eV.
     """
 
@@ -156,11 +156,11 @@ class Agreement:
 
     @property
     def fault(self) -> str | None:
-        """Return what is wrong, in words; None if nothing is, or if the frames cannot show it."""
+        """Return a sentence on what is wrong; None if nothing is, or if the frames cannot show it."""
         if self.correlation < -0.5:
             wrong = "have the wrong sign for the energies: are they gradients, or do they follow another convention?"
             return f"{self.what} {wrong}"
-        # of near frames the slope is exact, and tells a bohr from an Å
+        # between close frames the slope is exact, and distinguishes bohr from Å
         most = (1.45 if self.what == "forces" else 1.6) if self.correlation > _EXACT[self.what] else 4.0
         if self.correlation > 0.5 and not 1 / most < self.slope < most:
             times = f"{self.slope:.3g} times those that follow from the {self.what}"
@@ -183,11 +183,11 @@ def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreem
 
     Args:
         dataset: the data set.
-        frames: [S] indices; up to 250 of those with the most frequent composition are looked at.
+        frames: [S] indices; up to 250 frames of the most frequent composition are compared.
         found: statistics of these frames.
 
     Returns:
-        None where there are too few frames of one kind that have both labels.
+        The agreement; None if too few frames of one composition have both labels.
     """
     batch, atoms, chosen = _similar(dataset, frames, found)
     if batch is None or "forces" not in batch.labels:
@@ -232,8 +232,8 @@ def _of_pairs(dataset: Dataset, frames: np.ndarray, forces: np.ndarray) -> tuple
 def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreement | None:
     """Compare energies and stress of one crystal in different cells; arguments as in `agreement`.
 
-    E₂ − E₁ ≈ −(F₁ + F₂)·Δr/2 + (V₁σ₁ + V₂σ₂):ε/2, with ε the strain from one cell to the other and Δr what atoms move
-    besides. Tensile stress is positive.
+    E₂ − E₁ ≈ −(F₁ + F₂)·Δr/2 + (V₁σ₁ + V₂σ₂):ε/2, where ε is the strain from one cell to the other, and Δr the rest of
+    the displacements. Tensile stress is positive.
     """
     batch, atoms, _ = _similar(dataset, frames, found)
     if batch is None or not {"forces", "stress"} <= batch.labels.keys() or not bool(batch.system.pbc.all()):
@@ -248,7 +248,7 @@ def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) ->
     pos, forces, cell, energy, virial = (x[same] for x in (pos, forces, cell, energy, virial))
     one, two = np.triu_indices(len(pos), 1)
     deformed = np.linalg.inv(cell[one]) @ cell[two]
-    strain = (deformed @ deformed.transpose(0, 2, 1) - np.eye(3)) / 2  # of Green and Lagrange: 0 for a rotation
+    strain = (deformed @ deformed.transpose(0, 2, 1) - np.eye(3)) / 2  # Green-Lagrange strain: 0 for a rotation
     step = pos[two] - pos[one] @ deformed
     step -= np.round(step @ np.linalg.inv(cell[two])) @ cell[two]
     step -= step.mean(1, keepdims=True)
@@ -292,7 +292,7 @@ def _pairs(
     Args:
         pos, forces: [n, N, 3] Å, eV/Å.
         energy: [n, 2] eV.
-        cell: [3, 3] Å, of a crystal; None for a molecule.
+        cell: [3, 3] Å for a crystal, None for a molecule.
     """
     one, two = np.triu_indices(len(pos), 1)
     if cell is None:
@@ -319,15 +319,15 @@ def _rotations(moved: np.ndarray, fixed: np.ndarray) -> np.ndarray:
     return left @ right
 
 
-# --- What labels look like by themselves: exact zeros, lost digits, stresses and lengths of an impossible size ---
+# --- Signs of wrong labels: exact zeros, lost digits, stresses and lengths of an impossible size ---
 
-_FRAMES, _ATOMS = 1000, 30_000  # looked at, at most
+_FRAMES, _ATOMS = 1000, 30_000  # largest numbers of frames and atoms that are checked
 _CUTOFF = 4.0  # Å
-_UNEVEN = 1e-3  # of a sum of vectors to neighbors: the surroundings are not symmetric
+_UNEVEN = 1e-3  # least sum of vectors to neighbors of an atom whose surroundings are not symmetric
 _STRUCTURES, _REPEATED = 8, 3  # structures, and structures of one energy where there are fewer than 8 energies
-_SHEAR = (1, 2, 5)  # of nine numbers, off the diagonal
+_SHEAR = (1, 2, 5)  # places of the shear components among nine numbers
 _ROUNDS, _FEWEST_SHIFTED = 20, 4
-_SHIFT_PER_ATOM, _SHIFT_ABOVE = 1.0, 20.0  # eV, and times the rms of what is left
+_SHIFT_PER_ATOM, _SHIFT_ABOVE = 1.0, 20.0  # eV; and multiples of the rms of the residuals
 _NOBLE = (2, 10, 18, 36, 54, 86)
 
 
@@ -335,15 +335,15 @@ class Zeros(NamedTuple):
     """Labels that are exactly zero and cannot be right.
 
     Args:
-        looked: frames that were looked at.
-        atoms: whose three force components are zero though their surroundings are not symmetric.
-        frames: positions of frames in which these are all atoms.
+        looked: number of frames that were checked.
+        atoms: number of atoms with zero force in surroundings that are not symmetric.
+        frames: positions of frames in which all atoms have zero force.
         axes: x, y or z -> positions of frames in which this component of the forces is zero on all atoms whose
-            surroundings are not symmetric along it, and other components are not.
-        energies: positions of frames of several atoms with the energy zero, where others have another one.
-        stresses: positions of frames with nine zeros for a stress.
-        shears: positions of those with three zeros off the diagonal alone though the structure is not symmetric.
-        same: positions of different structures that have one stress, which is not zero.
+            surroundings are not symmetric along it, while other components are not zero.
+        energies: positions of frames of several atoms with zero energy, while other frames have other energies.
+        stresses: positions of frames whose stress has nine zeros.
+        shears: positions of frames whose stress has only zeros off the diagonal, though the structure is not symmetric.
+        same: positions of different structures with the same stress, which is not zero.
     """
 
     looked: int
@@ -357,7 +357,7 @@ class Zeros(NamedTuple):
 
 
 def spread_out(found: Statistics) -> np.ndarray:
-    """Return the positions of up to 1,000 evenly spread frames, with up to 30,000 atoms together."""
+    """Return the positions of up to 1,000 evenly spread frames with up to 30,000 atoms in total."""
     most = int(max(1, min(_FRAMES, _ATOMS / found.sizes.mean())))
     return np.unique(np.linspace(0, found.num_frames - 1, min(most, found.num_frames)).astype(int))
 
@@ -366,9 +366,9 @@ def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
     """Find labels that are exactly zero.
 
     Args:
-        batch: frames `chosen`.
+        batch: the frames `chosen`.
         found: statistics of all frames.
-        chosen: [B] positions in them.
+        chosen: [B] positions of the frames of the batch among all frames.
     """
     system, none = batch.system, np.zeros(0, dtype=np.int64)
     sizes = system.atom_counts.numpy()
@@ -476,8 +476,8 @@ def shifted(batch: Sample, found: Statistics, chosen: np.ndarray) -> tuple[np.nd
 def resolution(found: Statistics) -> float | None:
     """Return the step in eV that energies are multiples of, if they have lost digits; None otherwise.
 
-    Lost: the step is above 0.5 meV, and above a fiftieth of what energies of one composition differ by, or above
-    0.3 meV per atom. Infinite where all energies are the same.
+    Digits count as lost if the step is above 0.5 meV, and either above a fiftieth of the differences between energies
+    of one composition or above 0.3 meV per atom. The step is infinite if all energies are the same.
     """
     known = ~np.isnan(found.energies) & (found.sizes > 1)
     energies = found.energies[known]
@@ -510,7 +510,7 @@ def stress_size(batch: Sample) -> float | None:
 def bond_scale(batch: Sample) -> float | None:
     """Return the median over atoms of the nearest distance divided by the sum of covalent radii; None without atoms.
 
-    It is 0.9 to 1.2 in molecules, crystals and metals. Noble gases, and frames of single atoms, are left out.
+    Usual values are 0.9 to 1.2 in molecules, crystals and metals. Noble gases and single atoms are left out.
     """
     system = batch.system
     nearest = neighbor_list(system, 8.0)

@@ -1,6 +1,6 @@
 """Labels: their names, shapes and units; kinds of frames (config_type of extended XYZ).
 
-As a number it is a label like others, so that every format, cache and batch can hold it.
+The kind of a frame is stored as a number. So it is a label like others, which every format, cache and batch can hold.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CONFIG_TYPE = "scalar:config_type"
 """The label."""
 
 GROUP = "scalar:group"
-"""The label of frames that belong together, as those of a scan; a number for a word, as `CONFIG_TYPE`."""
+"""The label of frames that belong together, such as the frames of a scan; a number for a word, as `CONFIG_TYPE`."""
 
 LEVEL = "scalar:level"
-"""The label of frames of several levels of theory: the place of theirs in a list of names."""
+"""The label of frames of several levels of theory: the place of their level in a list of names."""
 
 _WHOLE = 2**31
 
@@ -46,10 +46,10 @@ def kind_code(word: object) -> float:
     return float(_WHOLE + int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
 
-# --- The table of labels: shape, unit and meaning of what frames are labelled with. A new built-in label is one ---
-# entry
+# --- The table of labels: name, shape, unit and meaning ---
 #
-# Reading, writing, the keys of the configuration, the loss, errors and reports follow from it.
+# A new built-in label is one entry. Reading, writing, the keys of the configuration, the loss, errors and reports
+# follow from the table.
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,20 @@ SHAPES = {
     "atom_vector": LabelShape(True, (3,)),
     "atom_tensor": LabelShape(True, (3, 3)),
 }
-"""Shape of a property -> its LabelShape."""
+"""Name of a shape -> its LabelShape."""
 
 
 @dataclass(frozen=True)
 class LabelSpec(LabelShape):
     """A label: its shape, its unit, and the key that reads it.
 
-        Attributes:
-            name: in the table, the configuration and reports.
-            kind: of its unit, a key of `units.OWN_UNITS`; None: a plain number.
-    description: of the entry of `data.keys`.
-            default_key: its name in data files, where the configuration gives none; None: not read.
-            default_weight: in the loss.
-            from_head: predicted by an entry of `properties`; False: the energy, or a derivative of it.
+    Attributes:
+        name: name in the table, the configuration and reports.
+        kind: kind of its unit, a key of `units.OWN_UNITS`; None for a plain number.
+        description: description of the entry in `data.keys`.
+        default_key: name in data files if the configuration gives none; None does not read it.
+        default_weight: default weight in the loss.
+        from_head: True if an entry of `properties` predicts it; False for the energy and its derivatives.
     """
 
     name: str
@@ -101,7 +101,7 @@ class LabelSpec(LabelShape):
 
     @property
     def unit(self) -> str:
-        """Return the unit of its values in this package, as in eV/Å; "" for a plain number."""
+        """Return the unit of its values in this package, such as "eV/Å"; "" for a plain number."""
         return "" if self.kind is None else OWN_UNITS[self.kind]
 
     @property
@@ -111,7 +111,7 @@ class LabelSpec(LabelShape):
 
 
 class LabelTable(dict[str, LabelSpec]):
-    """Label name -> its LabelSpec. Names of further labels contain their shape: "scalar:gap", "atom_scalar:shift"."""
+    """Table of label name -> LabelSpec. Names of further labels contain their shape, as in "scalar:gap"."""
 
     def __missing__(self, name: str) -> LabelSpec:
         shape, _, rest = name.partition(":")
@@ -137,7 +137,7 @@ class LabelTable(dict[str, LabelSpec]):
 
 
 LABELS = LabelTable()
-"""label name -> LabelSpec."""
+"""Label name -> LabelSpec."""
 
 for _spec in (
     LabelSpec(False, (), "energy", "energy", "total energy of a frame", "energy", 10.0, from_head=False),
@@ -150,21 +150,21 @@ for _spec in (
 
 
 def label_names(*names: Iterable[str]) -> list[str]:
-    """Return all label names once: those of LABELS in its order, then the others, sorted."""
+    """Return each label name once: names in LABELS in its order, then the others, sorted."""
     found = set().union(*names)
     return [name for name in LABELS if name in found] + sorted(found - LABELS.keys())
 
 
-# --- Declared units and label keys: conversion factors of a file, and the entries that are read from it ---
+# --- Units and label keys of a file: conversion factors, and the entries that are read ---
 
 
 def key_names() -> list[str]:
-    """Return the names that `keys` knows: the labels, the virial (instead of the stress), charge and spin."""
+    """Return the names that `keys` may have: labels, virial (instead of the stress), charge and spin."""
     return [*(key for name in LABELS for key in ((name, "virial") if name == "stress" else (name,))), "charge", "spin"]
 
 
 def unit_names() -> list[str]:
-    """Return the entries that `units` knows, besides further labels."""
+    """Return the names that `units` may have, besides further labels."""
     given = [spec.unit_key for spec in LABELS.values() if spec.unit_key is not None]
     return [given[0], "length", *given[1:]]
 
@@ -173,7 +173,7 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
     """Return the keys that are not None.
 
     Raises:
-        BadData: a key is given for something unknown, or both for stress and virial.
+        BadData: a label is unknown, or keys are given for both stress and virial.
     """
     known = key_names()
     for name in keys:
@@ -190,7 +190,7 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
 
 
 def structure_keys(keys: Mapping[str, str | None] | None) -> tuple[dict[str, str | None] | None, dict[str, str]]:
-    """Return the keys of labels, and those of structures as {"z": …, "pos": …}."""
+    """Return the keys of labels, and the keys of structures as {"z": …, "pos": …}."""
     names = {"numbers": "z", "positions": "pos"}
     given = {names[name]: key for name, key in (keys or {}).items() if name in names and key is not None}
     return None if keys is None else {name: key for name, key in keys.items() if name not in names}, given
@@ -200,16 +200,16 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
     """Return the name of the total charge or multiplicity in a file, such as "total_charge" or "mult".
 
     Args:
-        quantity: "charge" or "spin"; of the spin, the number of unpaired electrons may be there instead (`extra_spin`).
-        names: in the file.
-        where: for the message.
-        values: of a name.
+        quantity: "charge" or "spin"; a file may state unpaired electrons instead of the spin (`extra_spin`).
+        names: names in the file.
+        where: name of the file, for messages.
+        values: function that returns the values under a name.
 
     Returns:
-        The name; None where there is none: names that look like a charge or a spin are then named in a warning.
+        The name; None if there is none. A warning then lists names that look like a charge or a spin.
 
     Raises:
-        BadData: there are several.
+        BadData: the file has several such names.
     """
     found = sorted(
         name for name in names
@@ -224,7 +224,7 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
 
 
 def extra_spin(name: str | None) -> int:
-    """Return what is added to a name's values to give the multiplicity: 1 if they count unpaired electrons."""
+    """Return the number to add to the values for the multiplicity: 1 if the name counts unpaired electrons, else 0."""
     return int(name is not None and kind_of(name) == "unpaired")
 
 
@@ -234,14 +234,14 @@ def stress_of(virial: np.ndarray, cell: np.ndarray, where: str) -> np.ndarray:
     Args:
         virial: [..., 3, 3], or [..., 6] or [..., 9]; eV.
         cell: [..., 3, 3] Å.
-        where: for the message.
+        where: name of the frames, for messages.
 
     Raises:
         BadData: there is no cell.
     """
     volume = np.abs(np.linalg.det(cell))
     if not volume.all():
-        raise BadData(f"{where}: there is a virial but no cell")
+        raise BadData(f"{where}: the frame has a virial but no cell")
     return -full_tensor(virial) / volume[..., None, None]
 
 
@@ -250,14 +250,14 @@ def missing_key(name: str, key: str, available: Iterable[str], where: str) -> Ba
     known, own = sorted(available), name.partition(":")[2] or name
     if not known:
         return BadData(
-            f"{where}: no frame has '{key}', which is given as {own}, nor any other label: these are structures "
-            "only, and results of another program are needed beside them (in extended XYZ, energy=… and a column of "
+            f"{where}: no frame has '{key}', which is given as {own}, nor any other label: the file has structures "
+            "only; add the results of a calculation to it (in extended XYZ, energy=… and a column of "
             "forces)"
         )
     return BadData(
         f"{where}: no frame has '{key}', which is given as {own}{did_you_mean(key, known) or '.'} "
-        f"There are: {', '.join(known)}. Set {own} to null if the file has none (of evaluate --{own}-key "
-        f"null, of train --set data.keys.{own}=null)."
+        f"The file has: {', '.join(known)}. Set {own} to null if it has none (in `evaluate` --{own}-key null, "
+        f"in `train` --set data.keys.{own}=null)."
     )
 
 
@@ -265,16 +265,16 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
     """Return the factors that convert each quantity to eV, Å and e.
 
     Args:
-        units: name -> unit, of "energy", "length" and where they do not follow from these "forces", "stress",
-            "dipole"; of further labels, as {"scalar:gap": "hartree"}; None counts as not given.
-        where: for messages.
+        units: name -> unit, for "energy", "length", and "forces", "stress", "dipole" where they do not follow from
+            these; for further labels, as in {"scalar:gap": "hartree"}. None counts as not given.
+        where: name of the file, for messages.
 
     Returns:
-        name -> factor, for those of "energy", "length", "forces", "stress", "virial", "dipole", "charges" for which
-        the units say enough, and for further labels that were given.
+        name -> factor, for "energy", "length", "forces", "stress", "virial", "dipole" and "charges" if the units
+        determine them, and for the given further labels.
 
     Raises:
-        BadData: an unknown name or unit.
+        BadData: a name or unit is unknown.
     """
     given = {name: unit for name, unit in units.items() if unit is not None}
     factors: dict[str, float] = {}
@@ -294,7 +294,7 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
                 factors[result] = factor(kind, given[name])
             except ValueError as error:
                 raise BadData(f"{where}: {error}") from error
-    by_kind: dict[str | None, float] = {None: 1.0, "charge": 1.0}  # where the label's own unit is not given
+    by_kind: dict[str | None, float] = {None: 1.0, "charge": 1.0}  # used if no unit of the label is given
     if "energy" in factors:
         by_kind["energy"] = factors["virial"] = factors["energy"]
     if "length" in factors:
@@ -308,7 +308,7 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
     return factors
 
 
-_VOIGT = np.array(((0, 5, 4), (5, 1, 3), (4, 3, 2)))  # where xx, yy, zz, yz, xz, xy go
+_VOIGT = np.array(((0, 5, 4), (5, 1, 3), (4, 3, 2)))  # places of xx, yy, zz, yz, xz, xy in the tensor
 
 
 def full_tensor(values: np.ndarray) -> np.ndarray:
@@ -319,10 +319,10 @@ def full_tensor(values: np.ndarray) -> np.ndarray:
 
 
 def any_factor(unit: str, where: str) -> float:
-    """Return the size of a unit in the package's unit of that kind: "hartree", "bohr", "debye", "kcal/mol/angstrom".
+    """Return the size of a unit, such as "hartree" or "kcal/mol/angstrom", in the package's unit of that kind.
 
     Raises:
-        BadData: an unknown unit.
+        BadData: the unit is unknown.
     """
     for kind in (*UNITS, "force", "stress"):
         try:

@@ -1,6 +1,6 @@
-"""The `.cfg` files of MLIP (moment tensor potentials): configurations between BEGIN_CFG and END_CFG, in eV and Å.
+"""Reader of MLIP's `.cfg` files (moment tensor potentials): configurations between BEGIN_CFG and END_CFG, in eV and Å.
 
-Atoms have types, 0, 1, …; which elements these are stands after the name of the format: `mlip/Cu-Al`.
+Atoms have types 0, 1, …. The name of the format lists their elements: `mlip/Cu-Al`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MlipReader(FrameReader):
 
     Args:
         path, keys, units: see `AseDataset`.
-        variant: the elements of types 0, 1, …, as "Cu-Al".
+        variant: the elements of types 0, 1, …, such as "Cu-Al".
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MlipReader(FrameReader):
                 else:
                     block.append(words)
         if block is not None:
-            raise EOFError("the file ends without END_CFG: it was cut off")
+            raise EOFError("the file was cut off: it ends without END_CFG")
 
     def _frame(self, block: list[list[str]]) -> Frame:
         from ase.data import atomic_numbers
@@ -76,7 +76,7 @@ class MlipReader(FrameReader):
         names, first = block[heads["AtomData"]][1:], heads["AtomData"] + 1
         rows = block[first : first + size]
         if len(rows) < size or any(len(row) != len(names) for row in rows):
-            raise ValueError(f"{size} atoms with the columns {', '.join(names)} are expected")
+            raise ValueError(f"a configuration does not have {size} atoms with the columns {', '.join(names)}")
         column = {name: np.array([float(row[k]) for row in rows]) for k, name in enumerate(names)}
         cell = np.zeros((3, 3))
         cell[: len(vectors)] = np.array(vectors, dtype=float).reshape(-1, 3)
@@ -84,7 +84,9 @@ class MlipReader(FrameReader):
         axes, scale = ("cartes_", np.eye(3)) if "cartes_x" in column else ("direct_", cell)
         types = column["type"].astype(int)
         if types.size and not 0 <= types.min() <= types.max() < len(self._elements):
-            raise ValueError(f"there are types up to {types.max()}, but only the elements {', '.join(self._elements)}")
+            raise ValueError(
+                f"the file has types up to {types.max()}, but the format names only {', '.join(self._elements)}"
+            )
         entries: dict[str, Any] = {}
         if "fx" in column:
             entries["forces"] = _vectors(column, "f")

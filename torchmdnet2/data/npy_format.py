@@ -1,7 +1,7 @@
 """Readers of plain arrays: .npz files, and sets of .npy files as in TorchMD-Net's `Custom` data set.
 
-Coordinates [S, N, 3], atomic numbers [N], energies [S] or [S, 1], forces [S, N, 3] of S frames; the files of each
-quantity are sorted by name and belong together by their order.
+S frames have coordinates [S, N, 3], atomic numbers [N], energies [S] or [S, 1] and forces [S, N, 3]. The files of each
+quantity are sorted by name; their order matches them with the files of other quantities.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .reader import Chunk, Reader, register_format
 __all__ = ["ArrayReader", "NpyReader", "NpzReader"]
 
 
-_CHUNK_ATOMS = 65_536  # read at once, at most
+_CHUNK_ATOMS = 65_536  # largest number of atoms in one read
 
 
 class ArrayReader(Reader):
@@ -48,12 +48,12 @@ class ArrayReader(Reader):
         """Find the units of all arrays.
 
         Args:
-            units: that are given.
-            kind: of file, for the error for unknown units.
+            units: the given units.
+            kind: kind of the file, for messages.
             texts: entries of the file that may state units.
 
         Raises:
-            BadData: a unit is not known, stated and given differently, or neither.
+            BadData: a unit is unknown, a stated unit differs from a given one, or a unit is neither stated nor given.
         """
         of_all = stated_units(texts or {})
         # forces and stress follow from energy and length, unless they are stated or given
@@ -84,15 +84,15 @@ class ArrayReader(Reader):
         """Yield the frames of one molecule.
 
         Args:
-            where: what they are named after.
-            arrays: "pos" [S, N, 3], "z" [N] or [S, N] and labels -> where each is from, and its numbers.
+            where: name of the molecule's frames, for messages.
+            arrays: "pos" [S, N, 3], "z" [N] or [S, N] and labels -> name of its source, and its numbers.
         """
         pos, z = arrays["pos"][1], arrays["z"][1]
         if pos.ndim != 3 or pos.shape[2] != 3 or 0 in pos.shape:
             raise BadData(f"{where}: coordinates of the shape [frames, atoms, 3] are expected, not {pos.shape}")
         frames, atoms = pos.shape[:2]
         if z.shape not in ((atoms,), (frames, atoms)) or (z != np.round(z)).any():
-            raise BadData(f"{arrays['z'][0]}: {atoms} whole atomic numbers are expected, as in {where}")
+            raise BadData(f"{arrays['z'][0]}: {atoms} whole atomic numbers are expected, as many as atoms in {where}")
         for name in self.keys:
             if name in ("stress", "virial"):
                 arrays = {**arrays, name: (arrays[name][0], full_tensor(arrays[name][1]))}
@@ -162,10 +162,11 @@ class NpyReader(ArrayReader):
     Args:
         coordinates: files of coordinates, in order.
         keys: "numbers" and labels -> pattern of their files, as {"numbers": "z_*.npy", "energy": "e_*.npy"}.
-        units: "energy" and "length", and where they do not follow "forces", "stress", "dipole"; the files say nothing.
+        units: "energy" and "length", and "forces", "stress", "dipole" where they do not follow from these; required,
+            since the files do not state units.
 
     Raises:
-        BadData: numbers or units are missing, or a quantity has another number of files than the coordinates.
+        BadData: numbers or units are missing, or a quantity has more or fewer files than the coordinates.
     """
 
     extensions = ("npy",)
@@ -176,7 +177,7 @@ class NpyReader(ArrayReader):
         self.path = coordinates[0] if len(coordinates) == 1 else f"{coordinates[0]} … {coordinates[-1]}"
         patterns = {name: pattern for name, pattern in (keys or {}).items() if pattern is not None}
         if "numbers" not in patterns:
-            raise BadData(f"{self.path}: atomic numbers are needed: give keys.numbers, as in {{numbers: 'z_*.npy'}}")
+            raise BadData(f"{self.path}: atomic numbers are missing: give keys.numbers, as in {{numbers: 'z_*.npy'}}")
         numbers = patterns.pop("numbers")
         self.keys = self.asked = checked_keys(patterns, self.path)
         self.available, self.counts = set(patterns.values()), Counter()
@@ -205,7 +206,7 @@ class NpyReader(ArrayReader):
         files = sorted(glob.glob(pattern, recursive=True))
         if len(files) != number:
             raise BadData(
-                f"{self.path}: there are {number} files of coordinates and {len(files)} of {name} ('{pattern}')"
+                f"{self.path}: there are {number} files of coordinates, but {len(files)} of {name} ('{pattern}')"
             )
         return files
 
@@ -226,7 +227,7 @@ def _load(path: str) -> np.ndarray:
     return array
 
 
-# --- Single .npz files of one molecule, as sGDML, MD17 and rMD17 have them ---
+# --- Single .npz files of one molecule, as in sGDML, MD17 and rMD17 ---
 
 _STRUCTURE = {
     "pos": ("R", "coords", "coord", "positions", "pos"),
@@ -241,20 +242,20 @@ _NAMES = {"energy": ("E", "energies"), "forces": ("F",)}
 class NpzReader(ArrayReader):
     """Reads one .npz file.
 
-    Positions [S, N, 3] are called R, coords or positions; atomic numbers [N] or [S, N] z, nuclear_charges or numbers.
-    Others are named by the keys "positions" and "numbers". A cell [3, 3] or [S, 3, 3] is called lattice, cell or box,
-    and pbc [3] or [S, 3] may be beside it. Stress and virial are [S, 3, 3], [S, 9] or [S, 6].
-    `energy` and `forces` also stand for E, energies and F. Units are those that the file states (e_unit, r_unit,
-    energy_unit, …) or those given; it is an error if they differ.
+    Positions [S, N, 3] are called R, coords or positions; atomic numbers [N] or [S, N] are called z, nuclear_charges
+    or numbers. The keys "positions" and "numbers" give other names. A cell [3, 3] or [S, 3, 3] is called lattice, cell
+    or box; it may come with pbc [3] or [S, 3]. Stress and virial are [S, 3, 3], [S, 9] or [S, 6]. The keys `energy`
+    and `forces` also find E, energies and F. Units are stated in the file (e_unit, r_unit, energy_unit, …) or given;
+    different ones are an error.
 
     Args:
         path: the file.
-        keys: label -> name of its array; without keys energy and forces are read if they are there.
-        units: "energy" and "length", and where they do not follow "forces", "stress", "dipole".
+        keys: label -> name of its array; without keys, energy and forces are read if present.
+        units: "energy" and "length", and "forces", "stress", "dipole" where they do not follow from these.
 
     Raises:
-        FileNotFoundError: no such file.
-        BadData: it is damaged, has no positions or numbers, or units are stated nowhere or differ from those given.
+        FileNotFoundError: the file does not exist.
+        BadData: the file is damaged, has no positions or numbers, or units are missing or contradictory.
     """
 
     extensions = ("npz",)
@@ -277,8 +278,8 @@ class NpzReader(ArrayReader):
             if self._structure[name] is None or (name in named_structure and named_structure[name] not in inside):
                 known = [named_structure[name]] if name in named_structure else _STRUCTURE[name]
                 raise BadData(
-                    f"{self.path}: {found} are expected as {', '.join(known)}; there are: "
-                    f"{', '.join(sorted(inside))}. keys.{key} names another"
+                    f"{self.path}: {found} must be called {', '.join(known)}; the file has: "
+                    f"{', '.join(sorted(inside))}. Give another name as keys.{key}"
                 )
         optional: dict[str, str | None] = {name: key or name for name, key in stated_keys.items()}
         self.asked = checked_keys(keys, self.path) if keys is not None else {}
@@ -310,10 +311,10 @@ class NpzReader(ArrayReader):
                     array = content[key]
                 except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
                     raise BadData(
-                        f"{self.path}: its array '{key}' is damaged or not made of numbers: {error}"
+                        f"{self.path}: the array '{key}' is damaged or does not consist of numbers: {error}"
                     ) from error
                 if array.dtype.kind not in ("iufb" if name == "pbc" else "iuf"):
-                    raise BadData(f"{self.path}: '{key}' is not made of numbers but of {array.dtype}")
+                    raise BadData(f"{self.path}: the array '{key}' has the type {array.dtype} instead of numbers")
                 arrays[name] = (f"{self.path}, array '{key}'", array)
             if "charge" not in arrays and self._anywhere:
                 shapes = of_charges(*arrays["pos"][1].shape[:2])
@@ -330,17 +331,17 @@ def _found(name: str, key: str, inside: set[str]) -> str | None:
     return next((other for other in _NAMES.get(name, ()) if key == name and other in inside), None)
 
 
-_LONGEST = 4096  # bytes of an array that may be a text; others are not read twice
+_LONGEST = 4096  # bytes of the largest array that may be a text; larger ones are not read for texts
 
 
 def _text(content: np.lib.npyio.NpzFile, name: str) -> str:
-    """Return the text that an array of a file is; "": it is none, or "N/A"."""
+    """Return the text in an array of a file; "" if it has none, or "N/A"."""
     if content.zip is None or content.zip.getinfo(f"{name}.npy").file_size > _LONGEST:
         return ""
     try:
         value = content[name]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-        return ""  # an error where it is read as a label
+        return ""  # if the array is a label, reading it raises the error
     if value.ndim or value.dtype.kind not in "SU":
         return ""
     text = value.item()

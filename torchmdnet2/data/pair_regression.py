@@ -1,4 +1,4 @@
-"""Check that energies, forces and stress belong together, by a fitted pair potential; needs no similar frames.
+"""Check whether energies, forces and stress belong together, by a fitted pair potential; needs no similar frames.
 
 A sum of smooth functions of the distance, one for each pair of elements, is fitted to the forces alone, as a Bayesian
 linear regression (MacKay, Neural Comput. 4, 415 (1992)). It predicts energies and stresses with a covariance. What the
@@ -6,11 +6,10 @@ forces leave open, such as the value of a function beyond a gap in the distances
 nothing. The labels are then compared with `factor` times the prediction, by the likelihood of the factor: 1 where
 signs and units are right, however different the frames are from each other.
 
-Faults are a table of hypotheses, each compared with labels without a fault. A hypothesis undoes a fault. A linear model
-is fitted to labels of which some frames (or atoms) have the fault undone, in turn with the choice of these frames, from
-two starts: none of them, and all. Right labels are described best without a change. A fault that all frames have is
-found where the model tells one from the other: by the axes, or the order of frames. A sign or a unit is found where
-frames differ in it.
+Faults are a table of hypotheses, each of which undoes a fault in some frames (or atoms). A linear model is fitted to
+these labels, in turn with the choice of the frames, from two starts: no frame and all frames. Correct labels are
+described best without a change. A fault of all frames can be found if it concerns axes or the order of frames. A wrong
+sign or unit can be found if only some frames have it.
 
 Shapes: B frames, N atoms of all of them, E directed edges, P pairs of elements, K functions, C = P·K columns.
 """
@@ -37,24 +36,24 @@ __all__ = [
 
 _CUTOFF = 5.0  # Å
 _CENTRES = 0.7 * 1.15 ** np.arange(15)  # Å
-_WIDTH = 0.14  # of the logarithm of the distance
-_PAIRS = 40  # of elements, the most frequent ones
-_FRAMES, _NUMBERS = 300, 12_000_000  # frames, and numbers of the design matrix, at most
+_WIDTH = 0.14  # width in the logarithm of the distance
+_PAIRS = 40  # pairs of elements, the most frequent ones
+_FRAMES, _NUMBERS = 300, 12_000_000  # largest numbers of frames and of entries of the design matrix
 _STRESSES = 100  # frames
 _LEAST = 20  # frames
-_EXPLAINED = 0.5  # of the variance of the forces, at least
+_EXPLAINED = 0.5  # least share of the variance of the forces
 
 EVIDENCE = 8.0  # logarithm of the ratio of likelihoods
 
 _FACTORS = np.logspace(-7, 7, 141)
-_NOISE = np.logspace(-6, 0.3, 30)  # of the mean square of the labels
-_INFLATION = np.logspace(0, 6, 11)  # of the covariance: forces that are not of pairs are no white noise
+_NOISE = np.logspace(-6, 0.3, 30)  # in units of the mean square of the labels
+_INFLATION = np.logspace(0, 6, 11)  # factors of the covariance, since forces beyond pairs are not white noise
 
 ORDERS = {
     " ".join(["xx yy zz", *(("yz", "zx", "xy")[i] for i in written)]): tuple(written.index(i) for i in range(3))
     for written in permutations(range(3))
 }
-"""Order of six numbers -> the position of each of yz, zx, xy, as read, in it."""
+"""Order of six numbers -> the position of yz, zx and xy, as read, in it."""
 
 PLAIN, VASP = "xx yy zz yz zx xy", "xx yy zz xy yz zx"
 
@@ -64,11 +63,11 @@ class Factor:
     """The factor between labels and prediction.
 
     Attributes:
-        value: of the largest likelihood.
-        gain: logarithm of that likelihood over the one without any relation.
-        positive: over the one of the best factor above 0.
-        near: over the one of the best factor from 0.4 to 2.5.
-        close: over the one of the best factor from 0.67 to 1.5.
+        value: the factor with the largest likelihood.
+        gain: logarithm of the ratio of that likelihood to the one without any relation.
+        positive: logarithm of its ratio to the one of the best factor above 0.
+        near: the same for the best factor from 0.4 to 2.5.
+        close: the same for the best factor from 0.67 to 1.5.
     """
 
     value: float
@@ -78,7 +77,7 @@ class Factor:
     close: float
 
     def beats(self, other: Factor) -> bool:
-        """True if labels with this factor, which is about 1, are clearly right and the others are not."""
+        """True if labels with this factor, which is about 1, are clearly right and the other ones are not."""
         return self.gain - other.gain > EVIDENCE and 0.5 < self.value < 2
 
 
@@ -87,14 +86,14 @@ class Regression:
     """A pair potential fitted to the forces of some frames.
 
     Attributes:
-        frames: their places among those given, [B].
-        explained: share of the variance of the forces, without their fault.
+        frames: [B] positions of the frames among the given ones.
+        explained: explained share of the variance of the forces, after their fault is undone.
         size: rms of the force components, eV/Å.
-        forces, energies: what may have been done to these labels.
-        energy: factor of the energies, both labels without their fault; None where the forces are not described.
-        per_atom: the same, where the energies are taken for energies per atom.
-        stress: order of the components -> factor of the stresses; empty without them.
-        freedom: numbers that energies were compared by, the frames less what composition, volume and state explain.
+        forces, energies: faults of these labels that were found.
+        energy: factor of the energies, after faults are undone; None if the model does not describe the forces.
+        per_atom: the same, if the energies are energies per atom.
+        stress: order of the components -> factor of the stresses; empty without stresses.
+        freedom: number of independent energies: the frames less what composition, volume and state explain.
     """
 
     frames: np.ndarray
@@ -117,7 +116,7 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
         found: statistics of these frames.
 
     Returns:
-        None where there are fewer than 20 frames with energies and forces of several atoms.
+        The fit; None for fewer than 20 frames of several atoms with energies and forces.
     """
     usable = np.flatnonzero(~np.isnan(found.energies) & (found.sizes > 1) & (found.force_count == 3 * found.sizes))
     if len(usable) < _LEAST:
@@ -140,7 +139,7 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
         return Regression(chosen, solution.explained, size, None)
     counts = found.counts[chosen]
     sizes = counts.sum(1)
-    weight = 1 / np.sqrt(sizes)  # errors of energies are taken to grow with the root of the number of atoms
+    weight = 1 / np.sqrt(sizes)  # errors of energies are assumed to grow with the root of the number of atoms
     free = _complement(_controls(batch, counts) * weight[:, None])
     if free.shape[1] < _LEAST // 2:
         return Regression(chosen, solution.explained, size, fault)
@@ -163,7 +162,7 @@ def columns_of(elements: int) -> int:
 
 
 class _Free:
-    """Fit columns [m, C] to the part of labels [B] in the span of `free` [B, m]; the rest is not constrained."""
+    """Fits columns [m, C] to the part of labels [B] in the span of `free` [B, m]; the rest is not constrained."""
 
     def __init__(self, columns: np.ndarray, free: np.ndarray):
         self._fit, self._free = LinearFit(columns), free
@@ -174,9 +173,9 @@ class _Free:
 
 
 def _moved(dataset: Dataset, indices: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Return label -> fault -> labels of the frames, if those of the file were moved by one frame.
+    """Return label -> fault -> labels of the frames, as if the labels in the file were moved by one frame.
 
-    Forces are taken to be moved among frames of the same number of atoms.
+    Forces are moved among frames with the same number of atoms.
     """
     sizes = dataset.sizes()
     alike = np.argsort(sizes, kind="stable")
@@ -194,12 +193,12 @@ def _moved(dataset: Dataset, indices: np.ndarray) -> dict[str, dict[str, np.ndar
 
 
 class Design:
-    """Return the labels that functions with unit coefficients give, scaled to forces of the same mean square.
+    """The labels from functions with unit coefficients, scaled to forces of the same mean square.
 
     Attributes:
         energies: [B, C] eV.
         forces: [3 N, C] eV/Å.
-        scale: [C]
+        scale: [C] scale of each function.
     """
 
     def __init__(self, batch: Sample):
@@ -220,13 +219,15 @@ class Design:
         self._count = min(len(kinds), _PAIRS)
         distance = self._vectors.norm(dim=1)
         values, slopes = _functions(distance)
-        self._pull = slopes / distance[:, None]  # [E, K], of the vector to the sender
+        self._pull = slopes / distance[:, None]  # [E, K], factor of the vector to the sender
         rows = [
             self._summed(self._receiver, self._vectors[:, i, None] * self._pull, system.num_atoms) for i in range(3)
         ]
         forces = np.stack(rows, 1).reshape(3 * system.num_atoms, -1)
         self.scale = np.sqrt(np.square(forces).mean(0))
-        self._unit = np.where(self.scale > 1e-6 * self.scale.max(initial=0.0), self.scale, np.inf)  # images of an atom
+        self._unit = np.where(
+            self.scale > 1e-6 * self.scale.max(initial=0.0), self.scale, np.inf
+        )  # a function of an atom's images alone gives no forces
         self.forces = forces / self._unit
         self.energies = 0.5 * self._summed(self._owner, values, system.num_systems) / self._unit
 
@@ -249,11 +250,13 @@ def _functions(distance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _controls(batch: Sample, counts: np.ndarray) -> np.ndarray:
-    """Return what energies may depend on besides distances, [B, ·]: composition, volume, charge and spin."""
+    """Return other quantities on which energies may depend, [B, ·]: composition, volume, charge and spin."""
     system = batch.system
     sizes = counts.sum(1).astype(np.float64)
     kinds, kind = np.unique(counts, axis=0, return_inverse=True)
-    several = 5 * len(kinds) <= len(counts)  # frames of each composition: isomers apart, its energy needs no model
+    several = 5 * len(kinds) <= len(
+        counts
+    )  # with enough frames of each composition, its mean energy is a free parameter
     columns = [np.eye(len(kinds))[kind.reshape(-1)] if several else counts.astype(np.float64)]
     periodic = system.pbc.all(1).numpy() & (system.volume.numpy() > 0)
     if periodic.any():  # the energy of the surrounding electrons of a metal
@@ -279,7 +282,7 @@ def _complement(columns: np.ndarray) -> np.ndarray:
 def _of_stresses(
     batch: Sample, moved: dict[str, np.ndarray], design: Design, mean: np.ndarray, spread: np.ndarray
 ) -> dict[str, Factor]:
-    """Return order of the components, or fault -> factor. The pressure of metals, not one of pairs, is left out."""
+    """Return order of the components, or fault -> factor. The pressure of metals is left out: pairs do not give it."""
     if "stress" not in batch.labels:
         return {}
     system = batch.system
@@ -311,7 +314,7 @@ def _of_stresses(
 def _factor(labels: np.ndarray, predicted: np.ndarray, spread: np.ndarray) -> Factor:
     """Return the likeliest factor: labels ~ N(factor · predicted, factor² · inflation · spread spreadᵀ + noise).
 
-    Noise and inflation are those of the largest likelihood, for each factor.
+    For each factor, noise and inflation maximise the likelihood.
     """
     size = float(np.sqrt(np.mean(labels**2))) or 1.0
     unit = float(np.sqrt(np.mean(predicted**2))) or 1.0
@@ -342,12 +345,12 @@ def _factor(labels: np.ndarray, predicted: np.ndarray, spread: np.ndarray) -> Fa
 
 
 _ROUNDS = 12
-_SHARE, _LEAST_FAULTY = 0.02, 4  # of the frames or atoms, that have the fault
-_CLEAR = 2.0  # times the mean square error of a frame that has the fault, if it is not undone
-_LEFT = 0.85  # of the residual of the unchanged labels; 0.87 to 1 in right data
-_MOST_LEFT = 0.5  # the same of energies; moved by one frame, right ones leave 2.4 times as much and more
-_DESCRIBED = 0.5  # of the variance of the forces, once the fault is undone
-_USUAL = 20.0  # times the median square error of energies, three standard deviations; and times the one without fault
+_SHARE, _LEAST_FAULTY = 0.02, 4  # least share and number of frames or atoms with the fault
+_CLEAR = 2.0  # least ratio of a faulty frame's mean square errors, without and with the fault undone
+_LEFT = 0.85  # largest ratio of residuals, with and without the fault undone; 0.87 to 1 in correct data
+_MOST_LEFT = 0.5  # the same for energies; correct ones, moved by one frame, have ratios of 2.4 and more
+_DESCRIBED = 0.5  # least explained share of the variance of the forces after the fault is undone
+_USUAL = 20.0  # limit in median square errors of energies, three standard deviations; and in errors without a fault
 
 # --- Bayesian linear regression: noise and prior of the largest evidence (MacKay, Neural Comput. 4, 415 (1992)) ---
 
@@ -360,10 +363,10 @@ class Solution:
     """The fit of C coefficients.
 
     Attributes:
-        mean: [C]
-        spread: a root of the covariance, [C, C].
-        explained: share of the mean square of the labels.
-        predicted: labels, [n].
+        mean: [C] coefficients.
+        spread: [C, C] a root of their covariance.
+        explained: explained share of the mean square of the labels.
+        predicted: [n] labels.
     """
 
     mean: np.ndarray
@@ -376,7 +379,7 @@ class LinearFit:
     """Fits several sets of labels to one design matrix.
 
     Args:
-        design: [n, C]
+        design: [n, C] design matrix.
     """
 
     def __init__(self, design: np.ndarray):
@@ -396,7 +399,9 @@ class LinearFit:
             mean = moment / noise / precision
             known = float((values / noise / precision).sum())
             left = square - 2 * mean @ moment + (values * mean**2).sum()
-            prior = max(float(mean @ mean) / max(known, 1e-9), _TINY * first)  # labels without any relation: towards 0
+            prior = max(
+                float(mean @ mean) / max(known, 1e-9), _TINY * first
+            )  # labels without any relation drive it towards 0
             noise = max(float(left), 1e-4 * square) / max(size - known, 1.0)
         precision = values / noise + 1 / prior
         mean = vectors @ (moment / noise / precision)
@@ -413,10 +418,10 @@ class Fault:
     """A fault that describes the labels better than no fault.
 
     Attributes:
-        name: in the table, a sentence about the labels.
-        having: which frames (or atoms) have it, boolean.
-        labels: with the fault undone.
-        left: mean square error that remains.
+        name: its name in the table, which completes a sentence about the labels.
+        having: boolean, which frames (or atoms) have it.
+        labels: labels with the fault undone.
+        left: remaining mean square error.
     """
 
     name: str
@@ -467,10 +472,10 @@ def force_fault(
     """Return the fault that describes the forces best, if clearly better than no fault.
 
     Args:
-        fit: of a model, to flat labels.
+        fit: fit of a model to flat labels.
         forces: [N, 3] eV/Å.
         owner: [N] frame of each atom, in ascending order.
-        others: what may be said -> the forces that belong to the structures then, [N, 3].
+        others: fault -> the forces of the structures if the file has this fault, [N, 3].
     """
     plain = _Mixture(fit, forces, forces, owner, relative=True)
     if not np.isfinite(plain.left):
@@ -493,9 +498,9 @@ def energy_fault(
     """Return the fault that describes the energies best, if clearly better than no fault.
 
     Args:
-        fit: of a model.
+        fit: fit of a model.
         energies: [B] eV, times the weights of the fit.
-        others: what may be said -> the energies that belong to the structures then, [B].
+        others: fault -> the energies of the structures if the file has this fault, [B].
     """
     frames = np.arange(len(energies))
     plain = _Mixture(fit, energies, energies, frames, relative=False)
@@ -504,7 +509,10 @@ def energy_fault(
         tried = _Mixture.best(fit, energies, undo(energies), frames, relative=False, most=0.5)
         if tried is not None:
             found.append(tried.fault(name))
-    for name, labels in others.items():  # of all frames: of two energies of some, one is always nearer
+    for (
+        name,
+        labels,
+    ) in others.items():  # for all frames together, since for a few frames one of two energies is always nearer
         left = _Mixture(fit, labels, labels, frames, relative=False).left
         found.append(Fault(name, np.full(len(frames), True), labels, left))
     found = [fault for fault in found if fault.left < _MOST_LEFT * plain.left]
@@ -515,11 +523,11 @@ class _Mixture:
     """Labels of which some groups may have a fault.
 
     Args:
-        fit: of a model, to flat labels.
-        labels, undone: unchanged, and with the fault undone, [n] or [n, 3].
-        groups: [n] number of the group that has the fault or not, in ascending order.
-        relative: errors are compared in units of the labels' size, so that smaller ones are not better for it.
-        start: whether all groups have it at the start.
+        fit: fit of a model to flat labels.
+        labels, undone: labels without a change, and with the fault undone, [n] or [n, 3].
+        groups: [n] number of each label's group, in ascending order; a whole group has the fault or not.
+        relative: compare errors in units of the labels' size, so that small labels have no advantage.
+        start: True if all groups have the fault at the start.
     """
 
     def __init__(
@@ -537,7 +545,7 @@ class _Mixture:
                 break
             having = again
         self.clear = having & (left[0] * size[1] > _CLEAR * left[1] * size[0])
-        if not relative:  # of energies near zero either may be nearer
+        if not relative:  # energies near zero fit with and without the fault
             left_now = np.where(having, *left[::-1])
             self.clear = having & (left[0] > _USUAL * np.maximum(np.median(left_now), left[1]))
             self._fit(fit, both, self.clear, groups, relative)
@@ -557,7 +565,7 @@ class _Mixture:
 
     @classmethod
     def best(cls, fit, labels, undone, groups, *, relative: bool, most: float) -> _Mixture | None:  # type: ignore[no-untyped-def]
-        """Fit from either start; None if too few groups have the fault, or more than a share `most`."""
+        """Return the better fit of both starts; None if too few groups have the fault, or more than a share `most`."""
         tried = [cls(fit, labels, undone, groups, relative=relative, start=start) for start in (False, True)]
         tried = [
             t for t in tried if t.clear.sum() >= max(_LEAST_FAULTY, _SHARE * len(t.having)) and t.having.mean() <= most

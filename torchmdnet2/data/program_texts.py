@@ -15,11 +15,11 @@ _LINE, _WORDS, _EMPTY = r"(?:.*\n)", r"(?:.*\S.*\n)", r"(?:[ \t\r]*\n)"
 _DFT = r"(?:(?:[ \t]*[^&\s].*\n|[ \t\r]*\n)*?[ \t]*{}[ \t]+(?P<{}>[+-]?\d+)[ \t\r]*$)?"
 
 _PROGRAMS = {
-    # of a counterpoise correction that of all fragments, of ONIOM that of the real system
+    # with a counterpoise correction the value of all fragments counts, with ONIOM the one of the real system
     ("gaussian-out", "gaussian/log", "gaussian/md"):
         r"^\s*Charge\s*=\s*(?P<charge>[+-]?\d+)\s+Multiplicity\s*=\s*(?P<spin>\d+)"
         r"(?=\s*$|\s+in\s+supermolecule|.*\bon\s+real\s+system)",
-    # route, empty line, title, empty line, charge and multiplicity; of all first, then those of fragments or layers
+    # route, empty line, title, empty line, charge and multiplicity: first of the whole, then of fragments or layers
     ("gaussian-in",):
         rf"^[ \t]*#{_LINE}{_WORDS}*{_EMPTY}+{_WORDS}+{_EMPTY}+"
         r"[ \t]*(?P<charge>[+-]?\d+)(?:[ \t]*,[ \t]*|[ \t]+)(?P<spin>\d+)(?=[\s,]|$)",
@@ -31,7 +31,7 @@ _PROGRAMS = {
     ("gamess-us-in",): r"(?i)\bicharg\s*=\s*(?P<charge>[+-]?\d+)|\bmult\s*=\s*(?P<spin>\d+)",
     ("gamess-us-out",):
         r"^\s*CHARGE OF MOLECULE\s*=\s*(?P<charge>[+-]?\d+)|^\s*SPIN MULTIPLICITY\s*=\s*(?P<spin>\d+)",
-    # of Turbomole and of xtb
+    # Turbomole and xtb
     ("turbomole", "turbomole-gradient"):
         r"(?i)^\s*\$(?:chrg|eht\b.*?\bcharge\s*=)\s*(?P<charge>[+-]?\d+)(?:.*?\bunpaired\s*=\s*(?P<unpaired>\d+))?"
         r"|^\s*\$(?:spin|uhf)\s+(?P<unpaired_>\d+)",
@@ -48,7 +48,7 @@ _PROGRAMS = {
     ("dftb",): rf"(?i)^[ \t]*Charge[ \t]*=[ \t]*{_REAL}",
     ("cp2k",): r"DFT\| Charge\s+(?P<charge>[+-]?\d+)|DFT\| Multiplicity\s+(?P<spin>\d+)",
 }  # fmt: skip
-"""Formats of ASE, and beginnings of those of dpdata -> where their texts state charge and multiplicity."""
+"""Formats of ASE, and beginnings of formats of dpdata -> pattern of charge and multiplicity in their texts."""
 
 _LENGTHS = {
     "nwchem-in": ("angstrom", r"(?im)^[ \t]*geometry\b.*?\bunits[ \t]+(?P<unit>\w+)"),
@@ -58,7 +58,7 @@ _LENGTHS = {
     "lammps-data": ("angstrom", r"(?i)\ALAMMPS.*\bunits[ \t]*=[ \t]*(?P<unit>\w+)"),
     "lammps-dump-text": ("angstrom", r"ITEM: UNITS[ \t\r]*\n[ \t]*(?P<unit>\w+)"),
 }
-"""Formats -> the unit of length that ASE takes for granted, and where their texts state another one, or a cell."""
+"""Formats -> the unit of length that ASE assumes, and the pattern of another unit, or of a cell, in their texts."""
 
 _CALLED = {
     "an": "angstrom", "angs": "angstrom", "real": "angstrom", "metal": "angstrom", "au": "bohr", "atomic": "bohr",
@@ -83,8 +83,8 @@ def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
     """Return the total charge and multiplicity that a text states, under "charge" and "spin".
 
     Args:
-        format: as ASE or dpdata calls it; of one that is not known, nothing is found.
-        text: the whole file.
+        format: name in ASE or dpdata; texts of unknown formats state nothing.
+        text: content of the file.
 
     Raises:
         BadData: the charge is not a whole number.
@@ -109,8 +109,8 @@ def length_factor(format: str, text: str) -> float:
     """Return the factor that converts positions and cells that ASE has read from a text to Å.
 
     Args:
-        format: as ASE calls it.
-        text: the whole file.
+        format: name in ASE.
+        text: content of the file.
 
     Raises:
         BadData: the text states a unit, or a cell, that cannot be used.
@@ -125,8 +125,8 @@ def length_factor(format: str, text: str) -> float:
     except ValueError:
         line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
         raise BadData(
-            f"its line '{line}' states {'lengths' if word else 'a cell'} in a way that is not read: convert the file "
-            "to extended XYZ"
+            f"its line '{line}' states {'lengths' if word else 'a cell'} in a form that is not supported: convert the "
+            "file to extended XYZ"
         ) from None
 
 

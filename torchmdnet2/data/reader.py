@@ -1,6 +1,7 @@
-"""Readers, which read a source once, in order, with a bounded number of frames in memory, and their formats by name.
+"""Base class and registry of data formats.
 
-A format is a class derived from `Reader` (or from `FrameReader`, which needs one method) and registered under a name:
+A reader reads its files once, in order, with a bounded number of frames in memory. A format is a class derived from
+`Reader` (or from `FrameReader`, which needs one method) and registered under a name:
 
     @register_format("mine")
     class Mine(FrameReader):
@@ -9,8 +10,8 @@ A format is a class derived from `Reader` (or from `FrameReader`, which needs on
         def frames(self):
             yield Frame(numbers, positions, cell, pbc, {"energy": energy, "forces": forces})
 
-A format with variants reads those that a library knows: "dpdata/deepmd/npy" is the variant "deepmd/npy" of "dpdata".
-The formats of ase.io also go by their name alone.
+A format with variants stands for the formats of a library: "dpdata/deepmd/npy" is the variant "deepmd/npy" of "dpdata".
+For formats of ase.io the name alone is enough.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Chunk:
 
     Attributes:
         sample: B structures, in the package's units, float64 and checked; all of them have the same labels.
-        where: name of the place they come from, as "train.xyz" or "train.h5, group 'a'".
-        first: number of the first of them there; frame k of the chunk is called f"{where}, frame {first + k}".
+        where: name of their source, such as "train.xyz" or "train.h5, group 'a'".
+        first: number of the first frame in the source; frame k of the chunk is called f"{where}, frame {first + k}".
     """
 
     sample: Sample
@@ -72,23 +73,22 @@ class Chunk:
 class Reader(ABC):
     """Base class of a data format: reads one file, or files that belong together.
 
-    `formats.register_format` makes it known by a name. It is called with a path, `keys` and `units` (see
-    `open_dataset`), and with the variant where there are some.
+    `register_format` gives it a name. The class is called with a path, `keys` and `units` (see `open_dataset`), and
+    with the variant if the format has variants.
 
     Attributes:
-        extensions: of files that are taken to be of this format where none is given.
-        folders: whether a path may be a folder.
-        path: what is read, for messages.
+        extensions: extensions of files that have this format unless another one is given.
+        folders: True if a path may be a folder.
+        path: the file or folder, for messages.
         files: all files that are read.
-        asked: label -> its name in the file, of those that must be in at least one frame.
-        keys: the same, of all that are read where they are there.
-        counts: label -> number of frames seen that have it.
-        available: names of all labels seen.
-        stated: what frames state themselves of charge, spin and units, by other entries than those of `keys`: name ->
-            the statement.
+        asked: label -> its name in the file, for labels that must be in at least one frame.
+        keys: label -> its name in the file, for all labels that are read if present.
+        counts: label -> number of frames so far that have it.
+        available: names of all labels so far.
+        stated: charge, spin and units that frames state by entries outside `keys`: name -> the statement.
         doubts: sentences on entries that put the labels in doubt (see `ase_formats.Doubts`).
-        kinds: words seen as the kind of a frame, the first 1,000 of them.
-        num_frames: frames seen.
+        kinds: words so far that name kinds of frames, at most 1,000.
+        num_frames: number of frames so far.
     """
 
     extensions: ClassVar[tuple[str, ...]] = ()
@@ -114,8 +114,8 @@ class Reader(ABC):
         """Check, before a file is read, that this format can be read.
 
         Raises:
-            MissingBackend: a package that it needs is not installed.
-            BadData: there is no such variant.
+            MissingBackend: a required package is not installed.
+            BadData: the format has no such variant.
         """
         if variant is not None and variant not in (variants := cls.variants()):
             name = next(name for name in FORMATS if FORMATS[name] is cls)
@@ -132,7 +132,7 @@ class Reader(ABC):
         units: Mapping[str, str | None] | None,
         variant: str | None,
     ) -> list[Reader]:
-        """Return readers of some paths: one per path, unless files belong together."""
+        """Return the readers of some paths: one for each path, unless files belong together."""
         more = {} if variant is None else {"variant": variant}
         return [cls(path, keys, units, **more) for path in paths]  # type: ignore[call-arg]
 
@@ -146,7 +146,7 @@ class Reader(ABC):
         """Yield all frames in order.
 
         Raises:
-            BadData: a frame is damaged or not usable; names it.
+            BadData: a frame is damaged or cannot be used; the message names it.
         """
 
     def require_keys(self) -> None:
@@ -160,7 +160,7 @@ class Reader(ABC):
         return self.available - set(self.keys.values())
 
     def summary(self) -> str:
-        """Describe in words what the file contains and what it lacks."""
+        """Return a sentence on what the file contains and lacks."""
         text = describe(self.path, f"{self.num_frames} frames", self.keys, self.counts, self.asked, self.unread())
         used = ", ".join(f"{name} by {source}" for name, source in self.stated.items())
         return text + (f"; as it states: {used}" if used else "")
@@ -174,14 +174,14 @@ def files_in(path: str) -> list[str]:
 def describe(
     path: str, size: str, keys: Iterable[str], counts: Mapping[str, int], asked: Iterable[str], unread: Iterable[str]
 ) -> str:
-    """Describe a data set: its size, how many frames have each label, what is not read."""
+    """Return a sentence on a data set: its size, the number of frames with each label, entries that are not read."""
     found = [f"{name} in {counts[name]}" for name in keys if counts[name] or name in asked]
     text, rest = f"{path}: {size}; {', '.join(found) or 'no labels'}", sorted(unread)
     return f"{text}; not read: {', '.join(rest)}" if rest else text
 
 
 class FrameRow(NamedTuple):
-    """Return one structure and its labels in their shapes (B = 1) and the package's units, not yet checked."""
+    """One structure and its labels in their shapes (B = 1) and the package's units, not checked yet."""
 
     z: np.ndarray  # [N]
     pos: np.ndarray  # [N, 3]
@@ -213,7 +213,7 @@ def joined(rows: Sequence[FrameRow], where: str, first: int) -> Chunk:
     """Return rows with the same labels as a checked chunk.
 
     Raises:
-        BadData: one of them cannot be used.
+        BadData: a frame cannot be used.
     """
     return Chunk(check_batch(stacked(rows), where, first), where, first)
 
@@ -224,11 +224,12 @@ def joined(rows: Sequence[FrameRow], where: str, first: int) -> Chunk:
 class InMemoryDataset(Dataset):
     """A data set of given samples, in memory.
 
-    They are packed into one tensor per quantity: small, quick to send to a worker, and shared by forked ones.
+    The samples are packed into one tensor for each quantity. It is small, quickly sent to a worker, and shared with
+    forked workers.
 
     Args:
-        samples: each one structure, in the package's units.
-        names: for messages; default "frame k".
+        samples: samples of one structure each, in the package's units.
+        names: names of the samples for messages; default "frame k".
 
     Raises:
         BadData: a sample does not pass `check_sample`.
@@ -264,7 +265,7 @@ class InMemoryDataset(Dataset):
         return self.batch([checked_index(index, len(self))])
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Sample:
-        assert self._all is not None  # there is at least one sample
+        assert self._all is not None  # indices are not empty, so there is a sample
         frames = np.asarray(indices, dtype=np.int64)
         labels = {name: self._all.labels[name] for name, has in self._present.items() if has[frames].any()}
         return select(Sample(self._all.system, labels), frames, self._starts)
@@ -280,11 +281,11 @@ class LoadedDataset(InMemoryDataset):
     """All frames of a reader, read once and kept in memory.
 
     Args:
-        reader: the source.
-        require_keys: False where another file may have the keys that were asked for.
+        reader: the reader.
+        require_keys: False if another file may have the given keys.
 
     Attributes:
-        asked, counts, available, doubts, kinds, stated: as the reader's.
+        asked, counts, available, doubts, kinds, stated: attributes of the reader.
 
     Raises:
         BadData: a frame cannot be read or used; a key is in no frame.
@@ -320,12 +321,12 @@ def register_format(name: str) -> Callable[[type[Reader]], type[Reader]]:
 
 
 class Format(NamedTuple):
-    """A format that was chosen.
+    """A chosen format.
 
     Attributes:
-        name: as it was given.
-        reader: its class.
-        variant: which of those that the class reads.
+        name: the given name.
+        reader: class of the format.
+        variant: the chosen variant of the class.
     """
 
     name: str
@@ -334,11 +335,11 @@ class Format(NamedTuple):
 
 
 def find_format(name: str | None) -> Format | None:
-    """Return the data format with this name; None for "auto" and None: the extension of each file decides.
+    """Return the data format with this name; None for "auto" and None, where the extension of each file decides.
 
     Raises:
-        BadData: there is none; names the closest.
-        MissingBackend: the package that reads it is not installed.
+        BadData: the name is unknown; the message suggests the closest one.
+        MissingBackend: the package that reads the format is not installed.
     """
     if name is None or name == "auto":
         return None
@@ -361,7 +362,7 @@ def format_of(path: str) -> Format:
     """Return the format for a file's extension, before .gz, .bz2 or .xz.
 
     Raises:
-        BadData: it tells none.
+        BadData: the extension does not determine the format.
     """
     suffixes = [suffix.lstrip(".").lower() for suffix in Path(path).suffixes]
     compressed = suffixes and suffixes[-1] in _COMPRESSED
@@ -402,11 +403,11 @@ def make_readers(
 
 
 def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) -> list[str]:
-    """Return the files that names and patterns stand for, each once.
+    """Return the files that names and patterns match, each once.
 
     Args:
         paths: names of files, or patterns.
-        format: of the data, where it is known; of some a folder is one set of data.
+        format: format of the data, if known. In some formats a folder is one set of data.
 
     Raises:
         FileNotFoundError, BadData: as `open_dataset`.
@@ -433,5 +434,5 @@ def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) ->
     real = [os.path.realpath(file) for file in files]
     twice = next((file for k, file in enumerate(files) if real[k] in real[:k]), None)
     if twice is not None:
-        raise BadData(f"{twice}: this file is named twice; its frames would count double and stand in several subsets")
+        raise BadData(f"{twice}: the file is named twice; its frames would count double and be in several subsets")
     return files

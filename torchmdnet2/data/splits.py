@@ -40,19 +40,19 @@ def make_splits(
     """Divide frames at random; the result depends on the arguments only.
 
     Args:
-        num_frames: how many there are.
+        num_frames: number of frames.
         train: number of frames (int), fraction of all (float, rounded down), or None for the rest.
-        validation: the same; at most one of the three is None.
-        test: the same.
-        seed: of the random order.
+        validation: likewise; at most one of the three is None.
+        test: likewise.
+        seed: seed of the random order.
 
     Returns:
-        Subset -> indices, ascending; no frame is in two of them. Where three fractions add up to 1, frames lost by
+        Subset -> indices, ascending; no frame is in two subsets. If three fractions add up to 1, frames lost by
         rounding go to train.
 
     Raises:
-        ValueError: a size is negative or a fraction above 1, two are None, nothing is left for training, or more
-            frames are asked for than there are.
+        ValueError: a size is negative or a fraction above 1, two sizes are None, nothing is left for training, or the
+            sizes exceed the number of frames.
     """
     sizes = {"train": train, "validation": validation, "test": test}
     rest = [name for name, size in sizes.items() if size is None]
@@ -69,19 +69,19 @@ def make_splits(
     elif len(fractions) == 3 and abs(sum(fractions) - 1) < 1e-9:
         counts["train"] += left
     if counts["train"] < 1:
-        raise ValueError(f"of {num_frames} frames none is left to train on with {asked}: leave some to train")
+        raise ValueError(f"no frame of {num_frames} is left to train on with {asked}: leave some to train")
     order = np.random.default_rng(seed).permutation(num_frames)
     ends = np.cumsum([counts[name] for name in sizes])
     return {name: np.sort(part).tolist() for name, part in zip(sizes, np.split(order, ends), strict=False)}
 
 
 def splits_entry(dataset: Dataset, indices: Sequence[int], files: Sequence[str]) -> dict[str, Any]:
-    """The entry of a subset in the file.
+    """Return the entry of a subset in the file.
 
     Args:
-        dataset: that its frames come from.
-        indices: of its frames.
-        files: that the data set was read from.
+        dataset: data set of the frames.
+        indices: indices of the frames.
+        files: files of the data set.
     """
     return {"files": list(files), "fingerprint": fingerprint(dataset), "indices": [int(i) for i in indices]}
 
@@ -90,14 +90,14 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
     """Read the subsets of a data set from a file of splits; its data files may have moved.
 
     Args:
-        path: the file.
+        path: the file of splits.
         dataset: the data set.
-        files: that it was read from; they decide where an entry has no fingerprint.
+        files: files of the data set; they decide if an entry has no fingerprint.
 
     Raises:
-        FileNotFoundError: no such file.
-        BadData: it is not such a file, has no subset of this data set, or a frame is in it twice (other than
-            in training, as drawn by a bootstrap).
+        FileNotFoundError: the file does not exist.
+        BadData: the file is not a file of splits, has no subset of this data set, or has a frame twice (except in
+            training, where a bootstrap draws frames repeatedly).
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file of splits at {path}")
@@ -106,14 +106,16 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
         entries = [
             (name, dict(part), list(part["indices"]))
             for name, parts in content.items()
-            for part in (parts if isinstance(parts, list) else [parts])  # a list: of several sources
+            for part in (parts if isinstance(parts, list) else [parts])  # a list: entries of several data sets
         ]
         if not entries:
             raise ValueError("no subsets")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise BadData(f"{path}: this is not a file of splits, as a training writes (splits.json)") from error
+        raise BadData(f"{path}: this is not a file of splits (splits.json) from a training") from error
     mine, found = fingerprint(dataset), {}
-    entries.sort(key=lambda entry: entry[1].get("files") == list(files))  # the same structures at two levels: its own
+    entries.sort(
+        key=lambda entry: entry[1].get("files") == list(files)
+    )  # the same structures at two levels: prefer the entry of these files
     for name, part, indices in entries:
         if name not in SUBSETS:
             raise BadData(f"{path}: unknown subset '{name}'; known: {', '.join(SUBSETS)}")
@@ -122,7 +124,7 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
                 raise BadData(f"{path}: {name} must be a list of frames between 0 and {len(dataset) - 1}")
             found[name] = indices
     if not found:
-        raise BadData(f"{path}: these splits were made for other frames: neither structures nor files are the same")
+        raise BadData(f"{path}: these splits belong to other frames: neither structures nor files are the same")
     parts = {name: np.asarray(part, dtype=np.int64) for name, part in found.items()}
     if "train" in parts:  # a bootstrap draws some of its frames repeatedly
         parts["train"] = np.unique(parts["train"])
@@ -134,7 +136,7 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Return the sha256 of up to 256 evenly spread frames: cheap, and enough to distinguish two files."""
+    """Return the SHA-256 of up to 256 evenly spread frames, which is fast and distinguishes two files."""
     digest = hashlib.sha256(str(len(dataset)).encode())
     chosen = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _FINGERPRINT_FRAMES)).astype(int))
     if len(chosen):
@@ -156,13 +158,11 @@ def _count(size: int | float, name: str, num_frames: int) -> int:
     return size
 
 
-# --- Which frames make up the batches of an epoch: a function of (seed, epoch) alone, so a run can be resumed ---
-# exactly
+# --- The batches of an epoch, which depend on (seed, epoch) alone, so that a run can be resumed exactly ---
 #
-# Batches have a number of frames, or as many as fit into a budget of atoms or edges. Those of one epoch differ little
-#  in
-# cost: frames are taken in random order a window of batches at a time, and the frames of a window are dealt out, the
-# largest first, each to the batch that has least. Every frame comes once per epoch.
+# Batches have a fixed number of frames, or as many as fit into a budget of atoms or edges. Every frame comes once in an
+# epoch. The batches of an epoch have similar costs: frames are taken in random order, a window of batches at a time,
+# and the frames of a window are assigned, the largest first, each to the cheapest batch.
 
 _WINDOW = 32  # batches
 
@@ -195,18 +195,18 @@ def epoch_batches(
     """Return the batches of one epoch as positions 0 … len(atoms) − 1.
 
     Args:
-        atoms: [frames] number of atoms of each.
-        edges: [frames] number of edges of each.
-        seed, epoch: of the random order.
-        batch_size: frames of a batch, if it is given: batches differ in size by at most one frame.
-        max_atoms, max_edges: otherwise, what a batch has at most; one of them or both.
-        name: position -> what to call the frame, for messages.
+        atoms: [frames] number of atoms of each frame.
+        edges: [frames] number of edges of each frame.
+        seed, epoch: these determine the random order.
+        batch_size: number of frames in a batch; batches differ in size by at most one frame.
+        max_atoms, max_edges: otherwise the largest number of atoms and edges in a batch; one of them or both.
+        name: function that returns the name of the frame at a position, for messages.
 
     Returns:
         One list of positions for each step.
 
     Raises:
-        BadData: a frame alone is larger than the budget; names it.
+        BadData: a single frame is larger than the budget; the message names it.
         ValueError: neither a batch size nor a budget is given, or both are.
     """
     if (batch_size is None) == (max_atoms is None and max_edges is None):
@@ -233,7 +233,7 @@ def _of_size(order: np.ndarray, cost: np.ndarray, batch_size: int) -> list[list[
         frames = frames[np.argsort(-cost[frames], kind="stable")]
         rows = -(-len(frames) // width)
         load, dealt = np.zeros(width), np.full((rows, width), -1, dtype=np.int64)
-        for row in range(rows):  # each batch gets one frame of each row: the largest where least is so far
+        for row in range(rows):  # each batch gets one frame of each row; the cheapest batch gets the largest
             chosen = frames[row * width : (row + 1) * width]
             to = np.argsort(load, kind="stable")[: len(chosen)]
             dealt[row, to] = chosen
@@ -254,14 +254,14 @@ def _share(
             if len(large):
                 frame = int(large[np.argmax(np.asarray(values)[large])])
                 raise BadData(
-                    f"{name(frame)}: it has {int(values[frame])} {what}, and a batch may have {most} at most; raise "
+                    f"{name(frame)}: the frame has {int(values[frame])} {what}, but a batch at most {most}; raise "
                     f"max_{what}, or leave out {'this frame' if len(large) == 1 else f'{len(large)} such frames'}"
                 )
     return share
 
 
 def _within_budget(order: np.ndarray, share: np.ndarray) -> list[list[int]]:
-    """Return about as few batches as possible, with similar shares of at most 1."""
+    """Return nearly the least number of batches, with similar shares of at most 1."""
     batches: list[list[int]] = []
     window = max(1, int(_WINDOW / max(share.mean(), 1e-12)))
     for first in range(0, len(order), window):

@@ -1,4 +1,4 @@
-"""Statistics of a data set; all sums are in float64."""
+"""Statistics of a data set, for checks, reports and reference energies; all sums are in float64."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Statistics:
     Shapes: S frames, K elements.
 
     Attributes:
-        labelled: label -> frames that have it, at least in part; labels that none has are absent.
+        labelled: label -> number of frames that have it, at least in part; labels without frames are absent.
         elements: [K] atomic numbers, ascending.
         counts: [S, K] atoms of each element in each frame.
         energies: [S] eV, NaN where a frame has none.
-        charges, spins: total charges and spin multiplicities that there are, ascending.
+        charges, spins: all total charges and multiplicities, ascending.
         odd_electrons: frames with an odd number of electrons.
         impossible_spins: frames with a multiplicity that their number of electrons excludes.
         force_rms: rms of the force components, eV/Å; None without forces.
         force_square, force_count: [S] sum of the squared force components, eV²/Å², and their number.
         neighbors: least, mean and largest number of neighbors of an atom within the cutoff; None without a cutoff.
-        keys: [S] a number for each frame, the same for the same structure.
+        keys: [S] a number for each frame, equal for equal structures.
     """
 
     labelled: dict[str, int]
@@ -66,7 +66,7 @@ class Statistics:
 
     @property
     def atomref(self) -> dict[int, float]:
-        """Return atomic number -> eV, see `fit_atomref`; empty without energies."""
+        """Return atomic number -> reference energy in eV, from `fit_atomref`; empty without energies."""
         known = ~np.isnan(self.energies)
         if not known.any():
             return {}
@@ -96,9 +96,9 @@ def statistics(
 
     Args:
         dataset: the data set.
-        indices: of the frames to look at; None: all.
-        cutoff: Å, for the numbers of neighbors; None: without.
-        neighbor_frames: number of frames, evenly spread, in which neighbors are counted.
+        indices: indices of the frames; None takes all.
+        cutoff: cutoff in Å for the numbers of neighbors; None leaves them out.
+        neighbor_frames: number of evenly spread frames in which neighbors are counted.
 
     Raises:
         BadData: there are no frames, or one cannot be used.
@@ -137,15 +137,15 @@ def _neighbors(dataset: Dataset, chosen: np.ndarray, cutoff: float, most_frames:
 def fit_atomref(dataset: Dataset, indices: Sequence[int] | np.ndarray | None = None) -> dict[int, float]:
     """Fit reference energies of the elements: least squares of the energies on the compositions, in float64.
 
-    Where the compositions do not determine them (one molecule, or elements in fixed proportion), the solution of
-    least norm is given: sums over the molecules seen are right, single values have no meaning.
+    If the compositions do not determine the energies (one molecule, or elements in fixed proportion), the result is the
+    solution of least norm: sums over the molecules of the data are right, single values have no meaning.
 
     Args:
         dataset: the data set.
-        indices: of the frames to fit to; None: all. Use those for training only.
+        indices: indices of the frames; None takes all. Use training frames only.
 
     Returns:
-        atomic number -> eV, for all elements of the frames that have an energy.
+        Atomic number -> eV, for all elements of the frames that have an energy.
 
     Raises:
         BadData: there are no frames, none has an energy, or one cannot be used.

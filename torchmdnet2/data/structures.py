@@ -1,4 +1,4 @@
-"""Structures from files and SMILES."""
+"""Structures from files and SMILES, with the charge and spin that they state."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 def from_smiles(smiles: str, seed: int = 0) -> Atoms:
-    """Return a conformer with hydrogens, by distance geometry (ETKDG version 3), relaxed with MMFF94.
+    """Return a conformer with hydrogens, from distance geometry (ETKDG version 3) and relaxed with MMFF94.
 
-    The formal charge is in `info["charge"]`, the multiplicity 2S+1 of unpaired electrons in `info["spin"]`. Molecules
-    with elements that MMFF94 does not know are left as distance geometry places them.
+    `info["charge"]` is the formal charge, `info["spin"]` the multiplicity 2S+1 of unpaired electrons. Molecules with
+    elements that MMFF94 does not know are not relaxed.
 
     Args:
-        smiles: one molecule.
-        seed: of the distance geometry: equal seeds give equal conformers.
+        smiles: SMILES of one molecule.
+        seed: seed of the distance geometry; equal seeds give equal conformers.
 
     Raises:
         MissingBackend: RDKit is not installed.
-        BadData: not a SMILES, several molecules, or no conformer is found.
+        BadData: the text is not a SMILES, has several molecules, or no conformer is found.
 
     Source: S. Riniker, G. Landrum, J. Chem. Inf. Model. 55, 2562 (2015); T. Halgren, J. Comput. Chem. 17, 490 (1996).
     """
@@ -53,12 +53,12 @@ def from_smiles(smiles: str, seed: int = 0) -> Atoms:
     from ase import Atoms
 
     chem: Any = Chem
-    with rdBase.BlockLogs():  # its messages are in ours
+    with rdBase.BlockLogs():  # our messages replace RDKit's
         molecule = chem.MolFromSmiles(smiles)
         if molecule is None:
             raise BadData(f"'{smiles}' is not a SMILES that RDKit can read")
         if not molecule.GetNumAtoms() or len(chem.GetMolFrags(molecule)) > 1:
-            raise BadData(f"'{smiles}': a SMILES of one molecule is needed, without '.'; give a structure file instead")
+            raise BadData(f"'{smiles}': the SMILES must be of one molecule, without '.'; give a structure file instead")
         charge, radicals = chem.GetFormalCharge(molecule), Descriptors.NumRadicalElectrons(molecule)
         molecule = chem.AddHs(molecule)
         options = AllChem.ETKDGv3()
@@ -78,7 +78,7 @@ def from_smiles(smiles: str, seed: int = 0) -> Atoms:
     return atoms
 
 
-# --- MDL molfiles and SDF: coordinates, formal charges, radicals, isotopes and data items ---
+# --- MDL molfiles and SDF, with formal charges, radicals, isotopes and data items ---
 #
 # Formats V2000 and V3000: Dassault Systèmes, "CTfile Formats" (BIOVIA, 2020).
 
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 MASSES = {"D": 2.01410178, "T": 3.01604928}
 """amu."""
 
-_OLD_CHARGES = {1: 3, 2: 2, 3: 1, 5: -1, 6: -2, 7: -3}  # in the lines of atoms; 4 is a radical
+_OLD_CHARGES = {1: 3, 2: 2, 3: 1, 5: -1, 6: -2, 7: -3}  # codes in the lines of atoms; 4 is a radical
 _UNPAIRED = {1: 0, 2: 1, 3: 2}  # singlet, doublet, triplet
 
 
@@ -98,12 +98,12 @@ class Molecule:
     """One molecule of a file.
 
     Attributes:
-        symbols, positions: of the atoms; Å.
-        charges, unpaired: of the atoms that have any, by index; e, unpaired electrons.
-        masses: of the atoms that have another than the usual one, by index; amu.
-        said: the file has a line about charges or radicals.
+        symbols, positions: of the atoms; positions in Å.
+        charges, unpaired: index of an atom -> formal charge in e, and number of unpaired electrons, if not zero.
+        masses: index of an atom -> mass in amu, if it is not the usual one.
+        said: True if the file has a line about charges or radicals.
         items: data items of an SDF, name -> text.
-        flat: the header says that the coordinates are a drawing.
+        flat: True if the header says that the coordinates are a drawing.
     """
 
     symbols: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Molecule:
         """Return the atoms, with data items in `info`.
 
         Raises:
-            BadData: there is no atom, or one is not an element.
+            BadData: the molecule has no atoms, or one of them is not an element.
         """
         from ase import Atoms
         from ase.data import atomic_masses, atomic_numbers
@@ -131,7 +131,7 @@ class Molecule:
                 raise BadData(f"atom {k} is '{symbol}', which is not an element")
             numbers.append(known[symbol])
         if not numbers:
-            raise BadData("there are no atoms in it")
+            raise BadData("it has no atoms")
         atoms = Atoms(numbers, self.positions, info=dict(self.items))
         heavy = {k: MASSES[symbol] for k, symbol in enumerate(self.symbols) if symbol in MASSES} | self.masses
         if heavy:
@@ -139,11 +139,11 @@ class Molecule:
         return atoms
 
     def statements(self) -> dict[str, list[Statement]]:
-        """Return charge and spin from formal charges and radicals; a file without any states neither."""
+        """Return charge and spin from formal charges and radicals; without these, a file states neither."""
         found: dict[str, list[Statement]] = {"charge": [], "spin": []}
         if self.said or self.charges:
             found["charge"] = [Statement(sum(self.charges.values()), "the formal charges of its atoms")]
-        if len(self.unpaired) == 1:  # of several radicals, the coupling is not known
+        if len(self.unpaired) == 1:  # the coupling of several radicals is unknown
             found["spin"] = [Statement(sum(self.unpaired.values()) + 1, "the radical of its atoms")]
         return found
 
@@ -152,7 +152,7 @@ def read_molecules(text: str) -> list[Molecule]:
     """Return all molecules of a molfile or an SDF.
 
     Raises:
-        BadData: the text is cut off, or not of this format.
+        BadData: the text is cut off, or does not have this format.
     """
     records: list[list[str]] = [[]]
     for line in text.splitlines():
@@ -195,7 +195,7 @@ def _read_v2000(counts: str, lines: Sequence[str], molecule: Molecule) -> None:
         words = line.split()
         molecule.symbols.append(words[3])
         molecule.positions.append((float(words[0]), float(words[1]), float(words[2])))
-        # columns, as neighbours may touch; symbols in other columns than the format's have no more to say
+        # fixed columns, since numbers may touch; lines with the symbol in another column have no charges
         if line[31:34].strip() == words[3] and (code := line[36:39].strip()).isdigit():
             old[k] = int(code)
     lists: dict[str, dict[int, int]] = {"CHG": {}, "RAD": {}, "ISO": {}}
@@ -256,7 +256,7 @@ def _read_v3000(lines: Sequence[str], molecule: Molecule) -> None:
 def _radical(code: int) -> int:
     """Return the unpaired electrons of an atom, from its code."""
     if code not in _UNPAIRED:
-        raise ValueError(f"a radical of the code {code}; 1, 2 and 3 are singlet, doublet and triplet")
+        raise ValueError(f"unknown code {code} of a radical; 1, 2 and 3 are singlet, doublet and triplet")
     return _UNPAIRED[code]
 
 
@@ -278,11 +278,10 @@ def _read_items(lines: Sequence[str], molecule: Molecule) -> None:
             molecule.items[name] = f"{molecule.items[name]}\n{line}".strip()
 
 
-# --- Structures from files of any format that ASE reads, with what the files state of charge, spin, units and ---
-# cell
+# --- Structures from files of any format that ASE reads ---
 #
-# ASE reads coordinates; what its readers leave out is added here: formal charges and further molecules of SDF and
-# molfiles, charges of atoms in PDB files, charge and multiplicity in the text of quantum-chemistry programs, units of
+# ASE reads coordinates. This part adds what its readers leave out: formal charges and further molecules of SDF and
+# molfiles, charges of atoms in PDB files, charge and multiplicity in texts of quantum-chemistry programs, units of
 # length in the header of extended XYZ.
 
 if TYPE_CHECKING:
@@ -293,7 +292,7 @@ _PDB_CHARGE = re.compile(r"(\d)([+-])|([+-])(\d)|([+-])")
 
 
 class Found(NamedTuple):
-    """A structure as in its file, and what else the file states about it."""
+    """A structure from a file, unchanged, and the charge, spin and units that the file states."""
 
     atoms: Atoms
     charge: Sequence[Statement] = ()
@@ -301,20 +300,20 @@ class Found(NamedTuple):
 
 
 def read_structures(path: str | PathLike, index: int | slice | None = None, format: str | None = None) -> list[Atoms]:
-    """Read the structures of a file in Å; `info["charge"]` and `info["spin"]` hold what it states.
+    """Read the structures of a file in Å, with the stated charge and spin in `info["charge"]` and `info["spin"]`.
 
     Use it instead of `ase.io.read`, which leaves out the formal charges of an SDF, all of its molecules but the first,
     and the charge in the log of a quantum-chemistry program.
 
     Args:
         path: a file of any format that ASE reads; text may begin with a byte order mark.
-        index: a number or a slice; None: all.
-        format: as ASE calls it; None: by the file's name and content.
+        index: a number or a slice; None reads all structures.
+        format: name of the format in ASE; with None the file's name and content decide.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadData: it states two charges, multiplicities or elements that differ, or is damaged.
-        IndexError: there is no structure of this number.
+        FileNotFoundError: the file does not exist.
+        BadData: the file is damaged, or states charges, multiplicities or elements that differ.
+        IndexError: the file has no structure with this number.
     """
     found = open_structures(path, format)
     return [found[k] for k in range(len(found))[index]] if isinstance(index, slice) else (
@@ -328,7 +327,7 @@ def open_structures(path: str | PathLike, format: str | None = None) -> Sequence
 
 
 def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Found]:
-    """Read structures in the units of the file, and what it states; arguments and errors as in `read_structures`."""
+    """Read structures in the units of the file, with its statements; arguments and errors as in `read_structures`."""
     import ase.io.formats
 
     name = str(path)
@@ -360,7 +359,7 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
 
     path = source if isinstance(source, str) else ""
     if path and format in _OF_TYPES and not re.search(_OF_TYPES[format][0], _text(path), re.M):
-        raise BadData(f"{path}: it states no elements: {_OF_TYPES[format][1]}")
+        raise BadData(f"{path}: the file states no elements: {_OF_TYPES[format][1]}")
     if path and format in _TIDIED:
         source = io.StringIO(_TIDIED[format](_text(path)))
     elif path and _begins_with_mark(path):
@@ -370,8 +369,8 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
         found = list(ase.io.iread(source, index=":", format=format, do_not_split_by_at_sign=True, **more))
     if not found or not all(map(len, found)):
         raise BadData(
-            f"{path}{': ' if path else ''}there are no atoms in it, as ase.io reads it: as the format {format}. If it "
-            "is another one, as an input of Q-Chem, convert it to XYZ or SDF"
+            f"{path}{': ' if path else ''}ase.io finds no atoms in it, read as the format {format}. If the file has "
+            "another format, such as an input of Q-Chem, convert it to XYZ or SDF"
         )
     if format in ("gromacs", "gromos"):
         _warn_of_guesses(f"{path}: ", {name: symbol for atoms in found for name, symbol in _guessed_of(atoms)})
@@ -415,9 +414,9 @@ def _oxidation(site: Any) -> float:
 
 
 def _guessed_of(atoms: Atoms) -> list[tuple[str, str]]:
-    """Names of atoms in a GRO file and their elements, set where ASE takes a letter: CL for C, the ion NA for N.
+    """Correct elements in a GRO file, where ASE takes CL for C and the ion NA for N; return names and elements.
 
-    An ion is called as its residue; names of no element, as MW, are virtual sites.
+    An ion has the name of its residue. Names that are not elements, such as MW, are virtual sites.
     """
     from ase.data import atomic_numbers
 
@@ -432,10 +431,10 @@ def _guessed_of(atoms: Atoms) -> list[tuple[str, str]]:
 
 
 def _warn_of_guesses(where: str, elements: Mapping[str, str]) -> None:
-    """Warn of elements that were guessed from names of atoms: CA may be carbon or calcium."""
+    """Warn of elements that were guessed from names of atoms, since CA may be carbon or calcium."""
     listed = ", ".join(f"{name} → {symbol}" for name, symbol in islice(elements.items(), 20))
     warnings.warn(
-        f"{where}no elements are stated; they are guessed from the names of atoms"
+        f"{where}the file states no elements; they are guessed from the names of atoms"
         f"{f' ({listed})' if listed else ''}: check them, or give a file with elements",
         StructureWarning,
         stacklevel=5,
@@ -448,13 +447,13 @@ _OF_TYPES = {
     ),
     "lammps-data": (r"^\s*(Masses|Atom Type Labels)\b", "the section Masses is needed"),
 }  # fmt: skip
-"""Formats that number the kinds of atoms (read by ASE as elements) -> what states the elements, the remedy."""
+"""Formats with numbered types of atoms, which ASE reads as elements -> pattern that states elements, remedy."""
 
 _TIDIED = {
     "nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text),
     "gaussian-in": lambda text: re.sub(r"(?m)^([ \t]*[+-]?\d+)[ \t]*,[ \t]*(\d+[ \t\r]*)$", r"\1 \2", text),
 }
-"""Formats whose reader in ASE needs more than the program, such as empty lines -> the text for that reader."""
+"""Formats whose reader in ASE is stricter than the program -> function that adapts a text for that reader."""
 
 
 @contextmanager
@@ -478,13 +477,13 @@ def _named(where: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return in words why ASE cannot read a file, if ASE gives no message."""
+    """Return why ASE cannot read a file, also if ASE gives no message."""
     from ase.io.formats import UnknownFileTypeError
 
     if isinstance(error, UnknownFileTypeError):
         return (
-            f"ASE knows no format of structures of this name or content ({error}): convert it to SDF, which keeps "
-            "charges, or to extended XYZ"
+            f"ASE knows no format of structures with this name or content ({error}): convert the file to SDF, which "
+            "keeps charges, or to extended XYZ"
         )
     if isinstance(error, ValueError) and (comma := re.search(r"'([+-]?\d*,\d+)'", str(error))):
         return f"the number {comma[1]} has a decimal comma: write {comma[1].replace(',', '.')}, and so in all numbers"
@@ -534,24 +533,24 @@ class _Completed(Sequence):
 
 
 def database_rows(path: str, kind: str) -> Iterator[Found]:
-    """Rows of a database of ASE; `info` holds key-value pairs and data, which ase.io.read leaves out."""
+    """Yield rows of a database of ASE; `info` holds key-value pairs and data, which ase.io.read leaves out."""
     import ase.db
 
     database, last = ase.db.connect(path, type=kind), 0
-    while rows := list(database.select(f"id>{last}", sort="id", limit=_ROWS)):  # without a limit, all are fetched
+    while rows := list(database.select(f"id>{last}", sort="id", limit=_ROWS)):  # without a limit, ASE fetches all rows
         for row in rows:
             atoms = row.toatoms()
-            # from the row's own attributes: its properties hide pairs of the same name, such as charge
+            # read the row's pairs, not its attributes: properties such as charge hide pairs of the same name
             atoms.info = {**atoms.info, **row.data, **{key: vars(row)[key] for key in row.key_value_pairs}}
             yield Found(atoms)
         last = rows[-1].id
 
 
-_ROWS = 256  # at a time
+_ROWS = 256  # rows at a time
 
 
 class _Trajectory(Sequence):
-    """A sequence of the frames of a trajectory of ASE, whose file is closed with it."""
+    """A sequence of the frames of a trajectory of ASE; it closes the file when it is deleted."""
 
     def __init__(self, path: str):
         from ase.io.trajectory import Trajectory
@@ -567,7 +566,7 @@ class _Trajectory(Sequence):
 
 
 class _Xyz(Sequence):
-    """A sequence of the frames of an XYZ file, parsed on access, best in ascending order."""
+    """A sequence of the frames of an XYZ file, parsed on access; access in ascending order is fastest."""
 
     def __init__(self, path: str):
         self.path = path
@@ -595,7 +594,7 @@ def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> 
         where: its name, for messages.
 
     Raises:
-        BadData: the frame is damaged, or its statements differ.
+        BadData: the frame is damaged, or its statements contradict each other.
     """
     return _completed(_of_xyz(raw, where), where)
 
@@ -611,11 +610,11 @@ def structure_of_molfile(text: str, where: str) -> Atoms:
     """Return the structure of one molfile, or of one record of an SDF.
 
     Args:
-        text: of the record.
+        text: text of the record.
         where: its name, for messages.
 
     Raises:
-        BadData: the record is damaged, or its statements differ.
+        BadData: the record is damaged, or its statements contradict each other.
     """
     return _completed(_molfile(text)[0], where)
 
@@ -642,7 +641,7 @@ def _completed(found: Found, where: str) -> Atoms:
         if atoms.calc is not None:
             words = ", ".join(dict.fromkeys(unit.source for unit in stated_units(info).values()))
             warnings.warn(
-                f"{where.partition(', structure ')[0]}: states {words}; energies and forces are left out, "
+                f"{where.partition(', structure ')[0]}: the file states {words}; energies and forces are left out, "
                 "torchmdnet2.data.open_dataset reads them",
                 StructureWarning,
                 stacklevel=4,
@@ -652,7 +651,11 @@ def _completed(found: Found, where: str) -> Atoms:
         atoms.set_positions(atoms.positions * sizes.get("length", 1.0), apply_constraint=False)
         _restate_units(info)
     if no_cell(atoms.cell.array, atoms.pbc):
-        warnings.warn(f"{where}: a cell of 1 × 1 × 1 Å means that there is none: a molecule", StructureWarning, 4)
+        warnings.warn(
+            f"{where}: the cell of 1 × 1 × 1 Å is a placeholder; the structure is read as a molecule",
+            StructureWarning,
+            4,
+        )
         atoms.set_cell(None)
         atoms.set_pbc(False)
     _warn_of_disorder(info.get("occupancy"), where)
@@ -674,15 +677,15 @@ def _warn_of_disorder(occupancy: Any, where: str) -> None:
     partly = {f"{symbol} {share:g}" for site in sites for symbol, share in site.items() if abs(share - 1) > 1e-3}
     if partly:
         warnings.warn(
-            f"{where}: sites are partly occupied ({', '.join(sorted(partly))}), and each is taken as one whole atom: "
-            "make an ordered structure of it",
+            f"{where}: sites are partly occupied ({', '.join(sorted(partly))}), and each is read as one whole atom: "
+            "give an ordered structure instead",
             StructureWarning,
             stacklevel=4,
         )
 
 
 def _restate_units(info: dict[str, Any]) -> None:
-    """Remove statements of units of length, which have been converted; those of other entries stay."""
+    """Remove statements of units of length, since lengths are converted; statements of other units stay."""
     stated = stated_units(info)
     of_lengths = {unit.source for name, unit in stated.items() if name in ("length", "cell")}
     for key in [key for key, value in info.items() if f"{key}={value}" in of_lengths]:
@@ -700,28 +703,28 @@ def _molfile(text: str, where: str = "") -> list[Found]:
     for molecule in read_molecules(text):
         if molecule.flat and not any(z for _, _, z in molecule.positions) and len(molecule.symbols) > 3:
             warnings.warn(
-                f"{where}the header of the molfile says 2D: its coordinates are a drawing, and no structure in Å",
+                f"{where}the header of the molfile says 2D: its coordinates are a drawing, not a structure in Å",
                 StructureWarning,
                 stacklevel=4,
             )
         if len(molecule.unpaired) > 1:
             warnings.warn(
-                f"{where}{len(molecule.unpaired)} atoms of the molfile are radicals, and their coupling is not known: "
-                "no multiplicity is read, give it as spin",
+                f"{where}{len(molecule.unpaired)} atoms of the molfile are radicals, and their coupling is unknown: "
+                "no multiplicity is read; give it as spin",
                 StructureWarning,
                 stacklevel=4,
             )
         stated = molecule.statements()
         found.append(Found(molecule.to_ase(), stated["charge"], stated["spin"]))
     if not found:
-        raise BadData("there are no molecules in it")
+        raise BadData("it has no molecules")
     return found
 
 
 def _pdb(text: str, where: str) -> list[Found]:
-    """Read by ASE, with the charges of atoms in columns 79 and 80.
+    """Read a PDB file by ASE, and add the charges of atoms in columns 79 and 80.
 
-    Elements that are not stated are read from the columns of the names, and of alternate locations the first is taken.
+    Elements that are not stated are read from the columns of the names. The first of alternate locations is kept.
     """
     lines, charges, isotopes = [], [{}], [{}]  # type: ignore[var-annotated]
     count, guessed, taken, left_out = 0, {}, {}, 0  # type: ignore[var-annotated]
@@ -749,7 +752,7 @@ def _pdb(text: str, where: str) -> list[Found]:
             count = 0
         lines.append(line)
     while len(lines) > 1 and lines[-1].strip() == "END" and any(line.startswith("ENDMDL") for line in lines):
-        lines.pop()  # it would make a structure without atoms
+        lines.pop()  # ASE would make a structure without atoms of it
     if guessed:
         _warn_of_guesses(where, guessed)
     if left_out:
@@ -763,7 +766,7 @@ def _pdb(text: str, where: str) -> list[Found]:
     for k, atoms in enumerate(_by_ase(io.StringIO("\n".join(lines) + "\n"), "proteindatabank")):
         own = charges[k] if k < len(charges) else {}
         _set_isotopes(atoms, isotopes[k] if k < len(isotopes) else {})
-        if not atoms.cell.array.any():  # CRYST1 of zeros
+        if not atoms.cell.array.any():  # CRYST1 with zeros means that there is no cell
             atoms.set_pbc(False)
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
         found.append(Found(atoms, stated, []))
@@ -771,7 +774,7 @@ def _pdb(text: str, where: str) -> list[Found]:
 
 
 def _element_of(name: str) -> str:
-    """Return the element of an atom's name in columns 13 to 16: its first two, except in long names of H."""
+    """Return the element from an atom's name in columns 13 to 16: the first two columns, except in long names of H."""
     from ase.data import atomic_numbers
 
     two = name[:2].strip().capitalize()

@@ -1,4 +1,4 @@
-"""Published data sets: downloaded, checked, converted once into a cache in the package's units.
+"""Published data sets. They are downloaded, checked and converted once into a cache in the package's units.
 
 from torchmdnet2.data.datasets import open_published
 data = open_published("rmd17", root="data", molecule="aspirin")
@@ -48,22 +48,22 @@ def open_published(
     say: Callable[[str], None] = print,
     **options: Any,
 ) -> CachedDataset:
-    """A published data set.
+    """Open a published data set; download and convert it on first use.
 
-    Its files are looked for in ROOT/NAME/raw and in ROOT itself, and downloaded into the former if they are in
-    neither. The converted frames go to ROOT/NAME, or to `cache_root()` if that cannot be written, in one folder for
-    each choice of options. Once they are converted, the files may be deleted.
+    Files in ROOT/NAME/raw or ROOT are used; missing ones are downloaded to ROOT/NAME/raw. The converted frames go to
+    ROOT/NAME, or to `cache_root()` if that cannot be written, in one folder for each choice of options. After the
+    conversion the files may be deleted.
 
     Args:
         name: one of DATASETS.
-        root: folder of data sets; None: `cache_root()`.
-        download: False: only use files that are there.
-        say: takes messages.
-        options: arguments of the data set's class, as molecule="aspirin".
+        root: folder of data sets; None means `cache_root()`.
+        download: False uses existing files only.
+        say: function that is called with messages.
+        options: arguments of the data set's class, such as molecule="aspirin".
 
     Raises:
-        BadData: an unknown name or option, a file that is damaged or not what was published.
-        FileNotFoundError: a file is not there and is not to be downloaded.
+        BadData: a name or option is unknown, or a file is damaged or differs from the published one.
+        FileNotFoundError: a file is missing, and `download` is False.
         OSError: a download fails, or the folder cannot be written.
     """
     given = {option: value for option, value in options.items() if value is not None}
@@ -76,7 +76,7 @@ def open_published(
     folders = [folder / "raw", *([] if root is None else [Path(root)])]
     present = [find(source, folders) for source in published.sources]
     if None in present and (converted / "index.json").is_file():
-        return CachedDataset(converted)  # the files have been deleted to save room
+        return CachedDataset(converted)  # the user has deleted the files to save disk space
     sources = zip(present, published.sources, strict=True)
     files = [path or fetch(source, folders[0], download, say) for path, source in sources]
 
@@ -91,7 +91,7 @@ def open_published(
 
 
 def _writable(folder: Path) -> bool:
-    """True if the file's mode allows writing, too; it does not bind the superuser."""
+    """True if the folder can be written; its mode must allow it too, which os.access ignores for the superuser."""
     while not folder.exists():
         folder = folder.parent
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
@@ -102,7 +102,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _PublishedReader(Reader):
-    """Returns a published data set as the source of a cache."""
+    """Reads a published data set as the source of a cache."""
 
     def __init__(self, name: str, published: Published, files: Sequence[Path]):
         self.path, self.files = name, [str(file) for file in files]

@@ -23,7 +23,7 @@ __all__ = ["COMP6", "ANI1x", "ANI2x"]
 _SYMBOLS = {b"H": 1, b"C": 6, b"N": 7, b"O": 8}
 _CHUNK_ATOMS = 65_536
 
-# hartree: linear fits of the authors, sae_linfit.dat of the released potentials
+# energies of the elements in hartree: the authors' linear fits, from sae_linfit.dat of the released potentials
 _ANI1X = {1: -0.60095298, 6: -38.08316124, 7: -54.7077577, 8: -75.19446356}
 _ANI1CCX = {1: -0.5991501324919538, 6: -38.03750806057356, 7: -54.67448347695333, 8: -75.16043537275567}
 _ANI2X = {
@@ -48,7 +48,7 @@ class ANI1x(Published):
     Energies in hartree, forces in hartree/Å, converted. Reference energies: the authors' linear fit.
 
     Args:
-        energy: "wb97x", with forces; or "ccsd(t)", the half million frames of ANI-1ccx, without.
+        energy: "wb97x", with forces, or "ccsd(t)", the half million frames of ANI-1ccx, without forces.
     """
 
     citation = "https://doi.org/10.1038/s41597-020-0473-z"
@@ -74,7 +74,9 @@ class ANI1x(Published):
                 where = f"{files[0]}, group '{name}'"
                 energy = _double(group["wb97x_dz.energy" if self.energy == "wb97x" else "ccsd(t)_cbs.energy"])
                 there = ~np.isnan(energy)
-                if not there.all():  # of coupled cluster one in ten: numbered among themselves, to stay together
+                if (
+                    not there.all()
+                ):  # one frame in ten has coupled cluster: number these alone, so that chunks stay runs
                     where += f" (the {there.sum()} with this energy)"
                 labels = {"energy": energy[there] * HARTREE}
                 if self.energy == "wb97x":
@@ -122,12 +124,13 @@ _COMP6_FILES = {
 class COMP6(Published):
     """The benchmark of J. S. Smith et al., J. Chem. Phys. 148, 241733 (2018), and its extension for ANI-2x.
 
-    Energies in hartree; the files of version 1 hold gradients under the name of forces, in hartree/Å, those of
-    version 2 forces. Converted. Reference energies: those of ANI-1x and ANI-2x.
+    Energies in hartree, forces in hartree/Å, converted. The files of version 1 hold gradients under the name of
+    forces; their sign is changed. Reference energies: those of ANI-1x and ANI-2x.
 
     Args:
         version: "1" (ωB97X/6-31G*, H, C, N, O) or "2" (ωB97X/6-31G(d), also F, S, Cl).
-        subsets: of version 1: "ANI-MD", "DrugBank", "GDB07to09", "GDB10to13", "Tripeptides", "s66x8"; None: all.
+        subsets: subsets of version 1: "ANI-MD", "DrugBank", "GDB07to09", "GDB10to13", "Tripeptides", "s66x8"; None
+            takes all.
     """
 
     citation = "https://doi.org/10.1063/1.5023802"
@@ -164,13 +167,13 @@ class COMP6(Published):
 
 
 def _double(dataset: h5py.Dataset, part: slice | tuple[()] = ()) -> np.ndarray:
-    """Return numbers in float64; their units are converted, and float32 would round once more."""
+    """Return numbers in float64, so that the conversion of units does not round them again to float32."""
     return np.asarray(dataset[part], dtype=np.float64)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    with damage_is_bad_data(str(path), "it is damaged, or not what it should be"), opened_hdf5(path) as file:
+    with damage_is_bad_data(str(path), "it is damaged, or not a file of this data set"), opened_hdf5(path) as file:
         yield file
 
 

@@ -39,11 +39,11 @@ class DownloadFile:
     """A file to download.
 
     Attributes:
-        url: its address.
+        url: address of the file.
         file: its local name, with its folder.
-        sha256: its checksum, or the first digits of it; "" if unknown.
-        md5: the same.
-        instead: names of local files that are used if they exist.
+        sha256: its SHA-256, or the first digits of it; "" if unknown.
+        md5: its MD5, likewise.
+        instead: names of local files that are used instead if they exist.
     """
 
     url: str
@@ -54,16 +54,16 @@ class DownloadFile:
 
 
 class Published(ABC):
-    """A published data set: its files, their conversion, and where it comes from.
+    """Base class of a published data set: its files, their conversion, its citation and licence.
 
     The arguments of a subclass are the options that the user may give.
 
     Attributes:
-        citation, licence, level_of_theory: for the model card.
-        reference_energies: atomic number -> eV as published, or empty: then fit them (`priors: atomref`, `fit`).
-        labels: what its frames have.
-        sources: the files.
-        subset_names: parts that a configuration may name for validation and test, beside the option `subsets`.
+        citation, licence, level_of_theory: texts for the log and the model card.
+        reference_energies: atomic number -> published energy in eV. If empty, fit them (`priors: atomref`, `fit`).
+        labels: names of the labels of its frames.
+        sources: the files to download.
+        subset_names: subsets that a configuration may name for validation and test, beside the option `subsets`.
     """
 
     citation: ClassVar[str]
@@ -79,10 +79,10 @@ class Published(ABC):
         """Yield all frames in the package's units.
 
         Args:
-            files: those of `sources`, in order.
+            files: local files of `sources`, in order.
 
         Raises:
-            BadData: a file is damaged, or not what it should be.
+            BadData: a file is damaged, or not a file of this data set.
         """
 
 
@@ -91,7 +91,7 @@ DATASETS: dict[str, type[Published]] = {}
 
 
 def register(name: str):  # type: ignore[no-untyped-def]
-    """Class decorator: make a data set known under a name."""
+    """Class decorator: register a data set under a name."""
 
     def decorate(cls: type[Published]) -> type[Published]:
         DATASETS[name] = cls
@@ -104,7 +104,7 @@ def make_published(name: str, options: Mapping[str, Any]) -> Published:
     """Return a data set by its name.
 
     Raises:
-        BadData: an unknown name, or an option or value that it does not have.
+        BadData: the name is unknown, or the data set does not have an option or value.
     """
     if name not in DATASETS:
         raise BadData(f"unknown data set '{name}'{did_you_mean(name, DATASETS) or '.'} Known: {', '.join(DATASETS)}")
@@ -120,10 +120,10 @@ def make_published(name: str, options: Mapping[str, Any]) -> Published:
 
 
 def one_of(value: str, known: Sequence[str], what: str) -> str:
-    """Return the value, if it is known; raise otherwise.
+    """Return the value if it is one of the known values.
 
     Raises:
-        BadData: it is not one of the known ones.
+        BadData: the value is unknown.
     """
     if value not in known:
         raise BadData(f"{what}: there is no '{value}'{did_you_mean(value, known) or '.'} Known: {', '.join(known)}")
@@ -136,11 +136,11 @@ def frames(
     """Return frames of one molecule, or of molecules of one size, as a checked chunk.
 
     Args:
-        where, first: as of a `Chunk`.
+        where, first: name of the source and number of the first frame, as in a `Chunk`.
         z: [N] or [S, N] atomic numbers.
-        pos: [S, N, 3] Å.
+        pos: [S, N, 3] positions in Å.
         labels: name -> values with one row per frame, in the package's units.
-        charge: of each molecule.
+        charge: total charge of each molecule in e.
 
     Raises:
         BadData: shapes do not fit, or a value cannot be used.
@@ -166,7 +166,7 @@ def frames(
 
 
 def without_strong_forces(chunks: Iterator[Chunk], most: float | None) -> Iterator[Chunk]:
-    """Yield chunks without the frames in which a force is longer than `most`, eV/Å."""
+    """Yield chunks without the frames in which the force on an atom is above `most`, in eV/Å."""
     for chunk in chunks:
         if most is None or "forces" not in chunk.sample.labels:
             yield chunk
@@ -188,7 +188,7 @@ def unpacked(path: Path, suffix: str) -> Iterator[Path]:
     """Unpack the first file with this suffix beside its tar archive; it is deleted when the block ends.
 
     Raises:
-        BadData: the archive is damaged, or holds no such file.
+        BadData: the archive is damaged, or has no such file.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         target = Path(folder) / f"content{suffix}"
@@ -204,11 +204,11 @@ def unpacked(path: Path, suffix: str) -> Iterator[Path]:
         except (tarfile.TarError, EOFError, OSError) as error:
             raise BadData(f"{path}: it is damaged: {error}") from error
         if not target.exists():
-            raise BadData(f"{path}: there is no {suffix} file in it")
+            raise BadData(f"{path}: the archive has no {suffix} file")
         yield target
 
 
-# --- Downloads that go on where they stopped, and are checked before they are used ---
+# --- Downloads, which continue where they stopped and are checked before they are used ---
 
 _BLOCK = 2**20
 
@@ -222,18 +222,18 @@ def find(source: DownloadFile, folders: Sequence[Path]) -> Path | None:
 def fetch(source: DownloadFile, folder: Path, download: bool = True, say: Callable[[str], None] = print) -> Path:
     """Return the file of a source: an existing one, or a new download.
 
-    What has been received stays in FILE.part, and the next attempt asks for the rest. The file gets its name when it
-    is complete and its checksum is right.
+    After an interruption the received part stays in FILE.part, and the next attempt requests the rest. The file gets
+    its name when it is complete and its checksum is right.
 
     Args:
         source: the file.
-        folder: where it is, or goes.
-        download: False: do not go to the network.
-        say: takes messages.
+        folder: folder of the file.
+        download: False does not use the network.
+        say: function that is called with messages.
 
     Raises:
-        FileNotFoundError: it is not there and is not to be downloaded.
-        BadData: the download is not what was published; it is removed.
+        FileNotFoundError: the file is missing, and `download` is False.
+        BadData: the download differs from the published file; it is removed.
         OSError: the server cannot be reached, or the disk is full.
     """
     path = folder / source.file
@@ -261,10 +261,10 @@ def fetch(source: DownloadFile, folder: Path, download: bool = True, say: Callab
 
 
 def verify(path: Path, source: DownloadFile, say: Callable[[str], None] = print, shown: Path | None = None) -> None:
-    """Compare a file with the published checksum; without one, log its sha256.
+    """Compare a file with the published checksum; without one, report its SHA-256.
 
     Raises:
-        BadData: they differ.
+        BadData: the checksums differ.
     """
     name = shown or path
     digests = {"sha256": hashlib.sha256(), "md5": hashlib.md5(usedforsecurity=False)}
@@ -275,9 +275,11 @@ def verify(path: Path, source: DownloadFile, say: Callable[[str], None] = print,
     found = {kind: digest.hexdigest() for kind, digest in digests.items()}
     for kind, expected in (("sha256", source.sha256), ("md5", source.md5)):
         if expected and not found[kind].startswith(expected):
-            raise BadData(f"{name}: its {kind} is {found[kind]} and should be {expected}: it is not what was published")
+            raise BadData(
+                f"{name}: its {kind} is {found[kind]} and should be {expected}: the file differs from the published one"
+            )
     if not source.sha256 and not source.md5:
-        say(f"{name}: it cannot be verified, because no checksum is published; its sha256 is {found['sha256']}")
+        say(f"{name}: the file cannot be verified, because no checksum is published; its sha256 is {found['sha256']}")
 
 
 def _receive(url: str, part: Path) -> None:

@@ -1,4 +1,4 @@
-"""Acetylacetone, 3BPA and ethanol: few frames of one flexible molecule, with test frames far from those of training."""
+"""BOTNet's acetylacetone, 3BPA and ethanol, the training set of MACE-OFF23, SPICE and WaterBox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .base import DownloadFile, Published, one_of, register, unpacked, without_s
 __all__ = ["MACEOFF", "SPICE", "BOTNet", "WaterBox"]
 
 
-_COMMIT = "4a5ea06c3f514f24164428823ba1f5e2d2233b58"  # what it holds can never change
+_COMMIT = "4a5ea06c3f514f24164428823ba1f5e2d2233b58"  # a commit, whose content cannot change
 _URL = f"https://raw.githubusercontent.com/davkovacs/BOTNet-datasets/{_COMMIT}"
 
 
@@ -29,8 +29,8 @@ class _Molecule:
     folder: str
     level_of_theory: str
     subsets: tuple[str, ...]  # the first one is for training
-    formulas: tuple[Mapping[int, int], ...]  # of the frames: atomic number -> atoms
-    isolated: Mapping[int, float]  # atomic number -> eV; from the file of isolated atoms in the folder
+    formulas: tuple[Mapping[int, int], ...]  # compositions of frames: atomic number -> number of atoms
+    isolated: Mapping[int, float]  # atomic number -> eV, from the folder's file of isolated atoms
 
 
 _MOLECULES = {
@@ -73,7 +73,7 @@ class BOTNet(Published):
 
     Args:
         molecule: "acac", "3bpa" or "ethanol".
-        subsets: names of the files to take, without ".xyz"; None: the frames for training, train_300K or train.
+        subsets: names of files, without ".xyz"; None takes the training frames, train_300K or train.
     """
 
     citation = "https://doi.org/10.48550/arXiv.2205.06643"
@@ -133,7 +133,7 @@ class MACEOFF(Published):
     eV/Å. Reference energies: fit them.
 
     Args:
-        max_force: leave out frames with a longer force on some atom, eV/Å; None: none.
+        max_force: leave out frames in which the force on an atom is larger, in eV/Å; None keeps all frames.
     """
 
     citation = "https://doi.org/10.17863/CAM.107498"
@@ -177,14 +177,14 @@ class SPICE(Published):
     """P. Eastman et al., Sci. Data 10, 11 (2023); version 2: J. Chem. Theory Comput. 20, 8583 (2024).
 
     ωB97M-D3(BJ)/def2-TZVPPD; bohr, hartree and hartree/bohr by the file's own attributes, converted. Labels: energy,
-    forces, and MBIS charges where there are. The total charge is the sum of the formal charges in the SMILES.
+    forces and, if present, MBIS charges. The total charge is the sum of the formal charges in the SMILES.
     Reference energies: of total energies, fit them; formation energies are relative to isolated atoms or ions already.
 
     Args:
         version: "1.0" … "1.1.4", "2.0.1".
-        subsets: names of subsets, as "SPICE Dipeptides Single Points Dataset v1.3"; None: all.
+        subsets: names of subsets, such as "SPICE Dipeptides Single Points Dataset v1.3"; None takes all.
         energy: "total" or "formation".
-        max_force: leave out frames with a longer force on some atom, eV/Å; None: none.
+        max_force: leave out frames in which the force on an atom is larger, in eV/Å; None keeps all frames.
     """
 
     citation = "https://doi.org/10.1038/s41597-022-01882-6"
@@ -209,7 +209,7 @@ class SPICE(Published):
 
 
 class _Subsets(HDF5Dataset):
-    """Yield the groups of some subsets, except a few of version 1 with positions of a wrong shape."""
+    """The groups of some subsets, without a few of version 1 whose positions have a wrong shape."""
 
     def __init__(self, path: Path, energy: str, subsets: Sequence[str] | None):
         self._subsets, self.seen = subsets, set[str]()

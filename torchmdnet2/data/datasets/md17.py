@@ -71,8 +71,8 @@ class MD17(Published):
     single molecule, only their sum means anything).
 
     Args:
-        molecule: such as "aspirin", "benzene_fhi-aims", "toluene_ccsd_t"; of the latter kind, the training frames
-            come first.
+        molecule: name such as "aspirin", "benzene_fhi-aims" or "toluene_ccsd_t"; with coupled cluster the training
+            frames come first.
     """
 
     citation = "https://doi.org/10.1126/sciadv.1603015"
@@ -96,7 +96,7 @@ class RMD17(Published):
     1,000 at most. Energies in kcal/mol, forces in kcal/mol/Å, converted. Reference energies: none are published.
 
     Args:
-        molecule: such as "aspirin".
+        molecule: name such as "aspirin".
     """
 
     citation = "https://doi.org/10.1088/2632-2153/abba6f"
@@ -133,7 +133,7 @@ class RMD17(Published):
                         return
         except (tarfile.TarError, EOFError, OSError) as error:
             raise BadData(f"{path}: it is damaged: {error}") from error
-        raise BadData(f"{path}: there is no {self.file} in it")
+        raise BadData(f"{path}: the archive has no {self.file}")
 
 
 @register("md22")
@@ -143,7 +143,7 @@ class MD22(Published):
     PBE+MBD. Energies in kcal/mol, forces in kcal/mol/Å, converted. Reference energies: none are published.
 
     Args:
-        molecule: such as "Ac-Ala3-NHMe", "buckyball-catcher".
+        molecule: name such as "Ac-Ala3-NHMe" or "buckyball-catcher".
     """
 
     citation = "https://doi.org/10.1126/sciadv.adf0873"
@@ -164,14 +164,14 @@ def _zipped(path: Path) -> Iterator[Chunk]:
             for kind in ("train", "test"):
                 names = [name for name in archive.namelist() if name.endswith(f"-{kind}.npz")]
                 if len(names) != 1:
-                    raise BadData(f"{path}: one file *-{kind}.npz is expected in it, but it has {len(names)}")
+                    raise BadData(f"{path}: the archive must have one file *-{kind}.npz, but it has {len(names)}")
                 yield from _of_npz(io.BytesIO(archive.read(names[0])), f"{path}, {names[0]}")
     except (zipfile.BadZipFile, EOFError, OSError) as error:
         raise BadData(f"{path}: it is damaged: {error}") from error
 
 
 def _of_npz(file: Any, where: str) -> Iterator[Chunk]:
-    """Yield frames of the npz files of all three data sets: either set of names, kcal/mol and Å."""
+    """Yield frames of an npz file of any of the three data sets, with either set of names, in kcal/mol and Å."""
     try:
         with np.load(file, allow_pickle=False) as content:
             new = "coords" in content

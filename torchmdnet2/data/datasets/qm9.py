@@ -47,7 +47,7 @@ class QM9(Published):
     The files gdb9.sdf and gdb9.sdf.csv of MoleculeNet serve as well as the original archive; they have no charges.
 
     Args:
-        energy: "U0", "U" (298.15 K), "H" or "G": which one is the label "energy".
+        energy: the energy that becomes the label "energy": "U0", "U" (298.15 K), "H" or "G".
         exclude_uncharacterized: leave out the 3,054 molecules whose geometry failed the consistency check.
     """
 
@@ -115,7 +115,7 @@ class QM9(Published):
             table = np.array([row[1:5] for row in rows], dtype=np.float64)
             return int(number), self._frame(where, z, table[:, :3], values, {"charges": table[None, :, 3]})
         except (ValueError, IndexError, KeyError) as error:
-            raise BadData(f"{where}: it is not a molecule of QM9: {type(error).__name__}: {error}") from error
+            raise BadData(f"{where}: this is not a molecule of QM9: {type(error).__name__}: {error}") from error
 
     def _of_sdf(self, path: Path) -> Iterator[tuple[int, Chunk]]:
         """Yield number and frame of each molecule of gdb9.sdf, with its properties from gdb9.sdf.csv."""
@@ -135,7 +135,7 @@ class QM9(Published):
         except BadData:
             raise
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise BadData(f"{path}: it is damaged, or {table.name} is: {type(error).__name__}: {error}") from error
+            raise BadData(f"{path}: this file or {table.name} is damaged: {type(error).__name__}: {error}") from error
 
     def _frame(
         self, where: str, z: np.ndarray, pos: np.ndarray, values: dict[str, float], labels: dict[str, np.ndarray]
@@ -149,5 +149,5 @@ def _numbers(path: Path) -> set[int]:
     """Return the first column of the table of molecules that failed."""
     found = re.findall(r"^[ \t]*(\d+)[ \t]+\S+[ \t]+\S+", path.read_text(encoding="utf-8", errors="replace"), re.M)
     if not found:
-        raise BadData(f"{path}: there is no table of molecules in it")
+        raise BadData(f"{path}: the file has no table of molecules")
     return set(map(int, found))
