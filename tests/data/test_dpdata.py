@@ -258,6 +258,27 @@ def write_siesta(path, frames):
     path.write_text(text)
 
 
+def write_abacus(path, frames):
+    (atoms,) = frames
+    symbols = list(dict.fromkeys(atoms.get_chemical_symbols()))
+    path.mkdir()
+    (path / "INPUT").write_text("INPUT_PARAMETERS\nsuffix ABACUS\n")
+    text = "ATOMIC_SPECIES\n" + "".join(f"{s} 1.0 {s}.upf\n" for s in symbols)
+    text += f"\nLATTICE_CONSTANT\n1.8897261246257702\n\nLATTICE_VECTORS\n{rows(atoms.cell.array, 12)}\n"
+    text += "\nATOMIC_POSITIONS\nCartesian\n\n"
+    for s in symbols:
+        own = atoms[[k for k, symbol in enumerate(atoms.get_chemical_symbols()) if symbol == s]]
+        text += f"{s}\n0.0\n{len(own)}\n" + "".join(f"{rows([p], 12)} 1 1 1\n" for p in own.positions)
+    (path / "STRU").write_text(text)
+    (path / "OUT.ABACUS").mkdir()
+    log = " TOTAL-FORCE (eV/Angstrom)\n\n"
+    for k, (s, f) in enumerate(zip(atoms.get_chemical_symbols(), atoms.get_forces(), strict=True)):
+        log += f" {s}{k + 1} {rows([f])}\n"
+    log += f"\n TOTAL-STRESS (KBAR)\n\n{rows(-KBAR * atoms.get_stress(voigt=False))}\n\n"
+    log += f" charge density convergence is achieved\n final etot is {atoms.get_potential_energy():.8f} eV\n"
+    (path / "OUT.ABACUS" / "running_scf.log").write_text(log)
+
+
 @pytest.mark.parametrize(
     ("name", "write", "file", "count"),
     [
@@ -265,6 +286,7 @@ def write_siesta(path, frames):
         ("vasp/xml", write_vasprun, "vasprun.xml", 2),
         ("qe/pw/scf", write_espresso, "pw.out", 1),
         ("siesta/aimd_output", write_siesta, "run.out", 2),
+        ("abacus/scf", write_abacus, "run", 1),
     ],
 )
 def test_energies_forces_and_the_sign_of_the_stress(tmp_path, name, write, file, count):
@@ -273,6 +295,32 @@ def test_energies_forces_and_the_sign_of_the_stress(tmp_path, name, write, file,
     assert_frames(open_dataset(tmp_path / file, KEYS, format=f"dpdata/{name}"), frames, atol=3e-7)
     with pytest.raises(BadData, match="dpdata converts to eV and Å"):
         open_dataset(tmp_path / file, KEYS, {"energy": "hartree"}, format=f"dpdata/{name}")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("mace/xyz", "extxyz"), ("gpumd/xyz", "extxyz"), ("quip/gap/xyz", "extxyz"), ("n2p2", "n2p2"),
+     ("deepmd/hdf5", "dpdata/deepmd/hdf5")],
+)  # fmt: skip
+def test_what_dpdata_writes_is_read_as_it_means(tmp_path, written, read):
+    """Its virial is −volume × stress in every format; input.data of n2p2 has none."""
+    import dpdata
+
+    system = dpdata.LabeledSystem(alloy(1), fmt="ase/structure")
+    system.append(dpdata.LabeledSystem(alloy(2), fmt="ase/structure"))
+    path = tmp_path / "written"
+    (dpdata.MultiSystems(system) if "xyz" in written else system).to(written, str(path))
+    label = {"quip/gap/xyz": "virial"}.get(written, "stress")
+    keys = {"energy": "energy", "forces": "forces", **({} if written == "n2p2" else {label: label})}
+    file = next(path.iterdir()) if path.is_dir() else path
+    data = open_dataset(file, keys, format=read)
+    if written == "n2p2":  # six decimals, in bohr and hartree
+        for sample, atoms in zip(data, [alloy(1), alloy(2)], strict=True):
+            assert sample.labels["energy"].item() == pytest.approx(atoms.get_potential_energy(), abs=1e-4)
+            assert sample.labels["forces"].numpy() == pytest.approx(atoms.get_forces(), abs=1e-4)
+            assert sample.system.pos.numpy() == pytest.approx(atoms.positions, abs=1e-5)
+    else:
+        assert_frames(data, [alloy(1), alloy(2)], atol=1e-9)
 
 
 GAUSSIAN = """ Charge = -1 Multiplicity = 1
