@@ -62,6 +62,13 @@ def test_what_is_not_determined_changes_as_little_as_possible():
     assert abs(change[6]) < 0.2
 
 
+def test_forces_alone_determine_no_energy():
+    found = Determined(Determined([]).stored())
+    assert "the training frames have no energies" in found.sentence([1, 8])
+    with pytest.warns(UndeterminedEnergyWarning, match=r"is H2O: .* of that composition\. Its total energy means"):
+        found.warn(System(z=[8, 1, 1], pos=[[0.0, 0, 0], [0, 0, 1], [0, 1, 0]]))
+
+
 def test_few_compositions_stand_for_many():
     table = np.array([[2 * n, n, 0] for n in range(1, 200)] + [[4, 2, 1], [0, 0, 3]])
     found = Determined.of(table, [1, 6, 8])

@@ -90,6 +90,11 @@ class Determined:
         Args:
             elements: of the model.
         """
+        if not self.compositions:
+            return (
+                "the training frames have no energies, so that no reference energy is determined; the model warns of "
+                "total energies, which mean nothing, unlike differences at one composition"
+            )
         chosen = list(elements)
         alone = self.single(chosen)
         names = ", ".join(SYMBOLS[z] for z in chosen if z not in alone)
@@ -128,10 +133,11 @@ class Determined:
         if new:
             first = min(new, key=lambda name: new[name])
             more = f" (and {len(new) - 1} other compositions)" if len(new) > 1 else ""
+            only = f", only those of {self.words()} and of combinations" if self.compositions else ""
             warnings.warn(
                 f"system {new[first]} is {first}{more}: the frames that the model was trained on do not determine the "
-                f"reference energy of that composition, only those of {self.words()} and of combinations. Its total "
-                "energy means nothing; forces, and energy differences at one composition, do not depend on it",
+                f"reference energy of that composition{only}. Its total energy means nothing; forces, and "
+                "energy differences at one composition, do not depend on it",
                 UndeterminedEnergyWarning,
                 stacklevel=stacklevel,
             )

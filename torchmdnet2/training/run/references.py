@@ -58,7 +58,10 @@ def potential_config(
             if isinstance(prior["energies"], str):  # auto, fit; fine-tuning, which also knows keep, has its own way
                 known = facts["isolated"] if prior["energies"] == "auto" else {}
                 references = fit_references(facts, config.atom_filter, known)
-                determined = determined_by(facts, config.atom_filter, known) if facts["energies"] else None
+                if facts["energies"]:
+                    determined = determined_by(facts, config.atom_filter, known)
+                elif config.head is not None:  # forces alone
+                    determined = Determined([])
                 prior = {**prior, "energies": {str(z): energy for z, energy in references.items()}}
             else:
                 references = {int(z): energy for z, energy in (prior["energies"] or {}).items()}
