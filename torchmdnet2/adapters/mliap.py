@@ -1,7 +1,7 @@
 """LAMMPS builds with Kokkos and ML-IAP: potentials for `pair_style mliap unified`, with data on the GPU.
 
-LAMMPS unpickles the file that it is given. What `export_mliap` writes holds the name of the class `MliapModel`, the
-bytes of a .tmn file and plain options; like every file of that kind, it is to be read only from people that one trusts.
+LAMMPS unpickles the given file. A file from `export_mliap` holds the name of the class `MliapModel`, the bytes of a
+.tmn file and plain options. A pickle can run any code when it is read: use only files from sources that you trust.
 
 Shapes: n local atoms, N with the ghosts after them, E directed edges.
 """
@@ -42,41 +42,43 @@ def export_mliap(
     """Write a file for `pair_style mliap unified FILE 0`, and `pair_coeff * * H O`.
 
     Args:
-        potential: with parts that are local.
-        path: ends in .pt.
+        potential: a potential whose parts are all local.
+        path: path of the file, which ends in .pt.
         elements: symbols that pair_coeff may name.
         charge: total charge of the simulated structure in e.
-        units: of LAMMPS, "metal" or "real".
-        host: run also where Kokkos computes on the CPU; see `MliapModel`.
-        keep: keep a file of this name, as FILE.old.
+        units: LAMMPS's units, "metal" or "real".
+        host: run also if Kokkos computes on the CPU; see `MliapModel`.
+        keep: rename an existing file to FILE.old.
 
     Raises:
         ValueError: a part of the potential needs the whole structure.
-        UnknownElement, UntrainedCharge, BadConfig: elements, charge or units are not known.
+        UnknownElement, UntrainedCharge, BadConfig: elements, charge or units are unknown.
     """
     allowed = potential.allow_untrained_charge
     model = MliapModel(to_bytes(potential), tuple(elements), float(charge), units, host, allowed)
     file = io.BytesIO()
-    torch.save(model, file, pickle_protocol=4)  # which knows bytes: nothing but the class is named
+    torch.save(
+        model, file, pickle_protocol=4
+    )  # stores bytes directly, so that the pickle names no object but the class
     atomic_write(path, file.getvalue(), keep=keep)
 
 
 class MliapModel:
     """The object that `pair_style mliap unified` calls.
 
-    Pickles to the bytes of a .tmn file and plain options.
+    Its pickle holds the bytes of a .tmn file and plain options.
 
     Args:
         blob: content of a .tmn file.
-        elements: symbols of ML-IAP's elements, in their order.
+        elements: symbols of ML-IAP's elements, in order.
         charge: total charge in e.
         units: "metal" or "real".
-        host: allow data in the memory of the CPU. LAMMPS's exchange overran its buffers there when this was written
-            (22 July 2025), which damages memory without a word: only for versions where that is known to be fixed.
+        host: allow data in the memory of the CPU. LAMMPS 22 July 2025 overruns the buffers of its exchange there, which
+            damages memory silently. Use it only with a version in which this is fixed.
         allow_untrained_charge: evaluate a total charge that the model was not trained on.
 
     Attributes:
-        interface, element_types, ndescriptors, nparams, rcutfac: what ML-IAP reads and sets.
+        interface, element_types, ndescriptors, nparams, rcutfac: attributes that ML-IAP reads and sets.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class MliapModel:
         refuse_global(self._potential)
         numbers = torch.tensor(atomic_numbers(elements))
         self._potential.check_elements(numbers, lambda k: f"elements: entry {k + 1}")
-        # what the potential says about the charge and the elements, now and not in the first step
+        # check charge and elements now instead of in the first step
         nobody = numbers[:0]
         evaluate_edges(
             self._potential, numbers, nobody.expand(2, 0), torch.zeros(0, 3), len(numbers), charge,
@@ -107,7 +109,7 @@ class MliapModel:
         self.interface: Any = None
         self.element_types = list(elements)
         self.ndescriptors, self.nparams = 1, 1
-        self.rcutfac = list_cutoff(self._potential) / 2  # of the sum of two radii, which are 1
+        self.rcutfac = list_cutoff(self._potential) / 2  # ML-IAP multiplies it by the sum of two radii, which are 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MliapModel, self._arguments
@@ -119,7 +121,7 @@ class MliapModel:
         """Compute nothing: there are no descriptors."""
 
     def compute_forces(self, data: Any) -> None:
-        """Pass energies and dE/drij to LAMMPS. A process without atoms takes part in all exchanges, too.
+        """Pass energies and dE/drij to LAMMPS. Processes without atoms take part in all exchanges.
 
         Raises:
             RuntimeError: LAMMPS has no exchange, or computes on the CPU.
@@ -157,7 +159,7 @@ class MliapModel:
 
 
 class _Exchange:
-    """Exchange of rows through ML-IAP; both sides hold rows of all atoms."""
+    """Exchange of rows of atoms through ML-IAP; input and output hold rows of local atoms and ghosts."""
 
     def __init__(self, data: Any, device: torch.device):
         self._data, self._device = data, device

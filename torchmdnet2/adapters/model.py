@@ -1,4 +1,4 @@
-"""How an adapter obtains a potential: a frozen copy, from a model file or from memory."""
+"""The potential of an adapter: a frozen copy, from a model file or from memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ModelSource", "atomic_numbers", "device_of", "dtype_name", "dtype_of
 
 
 def atomic_numbers(symbols: Iterable[str]) -> list[int]:
-    """Return the atomic number of a symbol; BadConfig names an unknown symbol."""
+    """Return the atomic numbers of symbols; BadConfig names an unknown symbol."""
     found = [symbol.strip() for symbol in symbols]
     for symbol in found:
         if symbol not in SYMBOLS[1:]:
@@ -30,13 +30,13 @@ def atomic_numbers(symbols: Iterable[str]) -> list[int]:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """The source of a model in plain data, which pickles and XML files hold to load it again.
+    """The source of a model as plain data, which pickles and XML files store to load the model again.
 
     Attributes:
         path: absolute path of the model file, or name of a potential; None for a model in memory.
-        sha256: the checksum in the file's header; another content is refused.
+        sha256: the checksum in the file's header; a file with another checksum is refused.
         blob: the content of a model file, for a model in memory.
-        level: level of theory that was chosen; None: the default.
+        level: the chosen level of theory; None for the default.
     """
 
     path: str | None = None
@@ -50,8 +50,8 @@ class ModelSource:
         """Load the potential, frozen and in evaluation mode.
 
         Raises:
-            FileNotFoundError: the file is gone.
-            BadCheckpoint: it is damaged, or not the one that was meant.
+            FileNotFoundError: the file does not exist any more.
+            BadCheckpoint: the file is damaged or has changed.
         """
         torch_device, torch_dtype = device_of(device), dtype_of(dtype)
         blob = self.blob
@@ -85,11 +85,11 @@ def open_model(
     Args:
         model: path of a .tmn file, name of a potential, or a Potential, which is copied: later changes to it have no
             effect here.
-        device, dtype: of the copy; dtype None keeps the model's.
-        allow_untrained_charge: of the copy; a Potential that allows it already keeps that.
-        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
-            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
-        level: level of theory, of a model that was trained on several; None: its default.
+        device, dtype: device and floating-point type of the copy; dtype None keeps the model's.
+        allow_untrained_charge: setting of the copy; a Potential that allows it keeps allowing it.
+        coulomb: method for Coulomb sums over all pairs in periodic cells, "pme" or "dsf", as for `torchmdnet2.load`;
+            None takes "pme", or the method of a given Potential.
+        level: level of theory, for a model that was trained on several; None takes its default.
 
     Raises:
         FileNotFoundError, BadCheckpoint: as `torchmdnet2.load`.
@@ -115,7 +115,7 @@ def open_model(
 
 
 def in_memory(potential: Potential) -> ModelSource:
-    """A source that holds the weights.
+    """Return a source that holds the weights of a potential in memory.
 
     Raises:
         ValueError: the potential was not built by `Potential.from_config`.

@@ -1,4 +1,4 @@
-"""A group of torch.distributed for processes that MPI started, one GPU for each: NCCL. Needs mpi4py."""
+"""Exchange of rows of atoms between processes that MPI started: by MPI, or by NCCL between GPUs. Needs mpi4py."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def gpu_group(comm: MPI.Comm, device: torch.device) -> dist.ProcessGroup | None:
     """Return the NCCL group of all processes of a communicator, set up by MPI. All processes call it.
 
     Args:
-        comm: MPI's.
-        device: of this process.
+        comm: communicator of MPI.
+        device: device of this process.
 
     Returns:
-        None where rows cannot go from GPU to GPU: there is one process, a process has no GPU, two share one, this
-        PyTorch has no NCCL, or the program has made other groups of torch.distributed.
+        The group; None if rows cannot go from GPU to GPU: there is a single process, a process has no GPU, two share
+        one, this PyTorch has no NCCL, or the program has made other groups of torch.distributed.
     """
     if comm.size == 1:
         return None
@@ -44,7 +44,7 @@ def gpu_group(comm: MPI.Comm, device: torch.device) -> dist.ProcessGroup | None:
     torch.cuda.set_device(device)
     if dist.is_initialized():
         return dist.group.WORLD
-    # rows are sent and received: buffers for sums on switches would be memory for nothing
+    # rows are only sent and received, so that buffers for sums on switches would waste memory
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     dist.init_process_group(
         "nccl", store=_store(comm, [host for _gpu, host, _joins in answers]), rank=comm.rank, world_size=comm.size,
@@ -80,30 +80,31 @@ def _store(comm: MPI.Comm, hosts: list[str]) -> dist.TCPStore:
     return dist.TCPStore(first, comm.bcast(None), comm.size, False, _TIMEOUT, wait_for_workers=False)
 
 
-# --- The exchange of rows between processes, each with a domain: by MPI, or by NCCL between GPUs. Needs mpi4py ---
+# --- The exchange of rows between processes with a domain each ---
 
 Array = NDArray[Any]
 
 
 class MpiExchange:
-    """See `core.exchange.Exchange`. Ghosts are the atoms of other processes that have copies here, each once.
+    """Implements `core.exchange.Exchange`. Ghosts are atoms of other processes with copies on this one, each once.
 
-    Who owns which atom is found by a directory that all processes share: each keeps a part of the identifiers. So all
-    of them make an exchange at the same time.
+    The owner of each atom is found in a directory that is distributed over all processes by identifier. So all
+    processes must make an exchange at the same time.
 
     Args:
-        comm: of the processes; used for nothing else while rows are exchanged.
-        group: of torch.distributed with the same processes, which carries rows from GPU to GPU; None:
-            they go through host memory and MPI.
+        comm: communicator of the processes; used for nothing else while rows are exchanged.
+        group: group of torch.distributed with the same processes, which carries rows from GPU to GPU; with None rows
+            go through host memory and MPI.
         local_ids: [n] identifiers of the local atoms, each unique among all processes.
-        copy_ids: of the atoms that there are copies of here, periodic images of local ones included.
+        copy_ids: [copies] identifiers of the atoms with copies on this process, periodic images of local atoms
+            included.
 
     Attributes:
-        row_of: [n + copies] the row of each local atom, and then of each copy, among those of local atoms and ghosts:
-            several copies of an atom share a row, and that of an image is the atom's own.
+        row_of: [n + copies] the row of each local atom, and then of each copy, among the rows of local atoms and
+            ghosts. Copies of the same atom share a row; images of a local atom have the row of the atom.
 
     Raises:
-        ValueError: an identifier of a copy is no process's.
+        ValueError: no process owns the atom of a copy.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class MpiExchange:
         width = rows.shape[1:].numel()
         received = self._carry(rows.detach().reshape(self.num_ghosts, width), True)
         sums, place = received.new_zeros(self.num_local, width), self._send_on(rows.device)
-        for _rank, first, end in self._to:  # in the order of the processes, each of which asks for an atom once
+        for _rank, first, end in self._to:  # a fixed order makes sums reproducible; each process requests an atom once
             sums.index_add_(0, place[first:end], received[first:end])
         return sums.reshape(self.num_local, *rows.shape[1:])
 
@@ -160,7 +161,7 @@ class MpiExchange:
             dist.all_to_all_single(received, rows.contiguous(), sizes[1], sizes[0], group=self._group)
             return received
         if self._comm.size == 1:
-            return rows  # there are none
+            return rows  # no rows to exchange
         parts = (self._from, self._to) if back else (self._to, self._from)
         return self._transfer(rows.cpu(), *parts, sum(sizes[1])).to(rows.device)
 
@@ -204,7 +205,7 @@ _SPARSE = 64
 """Largest number of table entries per identifier."""
 
 _Parts = list[tuple[int, int, int]]
-"""Process, first and last + 1 of its rows; processes without rows are left out."""
+"""For each process with rows: its rank, its first row, and its last row + 1."""
 
 
 def _parts(sizes: Sequence[int] | Array) -> _Parts:

@@ -54,18 +54,18 @@ def add_force(
         model: as for `create_force`.
         topology: as for `create_force`.
         atoms: as for `create_force`.
-        periodic: use the system's box; None means: when the topology or a force of the system does.
-        force_group: of both forces.
+        periodic: use the system's box; None uses it if the topology or a force of the system does.
+        force_group: force group of both forces.
         options: further arguments of `create_force`.
 
     Raises:
-        BadData: the System has other numbers of particles than the topology has atoms; and as `create_force`.
+        BadData: the number of particles differs from the number of atoms in the topology; and as `create_force`.
     """
     if periodic is None:
         periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
     chosen = None if atoms is None else list(atoms)
     particles, size = system.getNumParticles(), topology.getNumAtoms()
-    if particles and (particles < size or (chosen is None and particles != size)):  # 0: they are added later
+    if particles and (particles < size or (chosen is None and particles != size)):  # 0: particles are added later
         raise BadData(
             f"the System has {particles} particles, but the topology {size} atoms: give the topology of this System, "
             "or the indices of the model's atoms (atoms)"
@@ -81,14 +81,14 @@ def bonds_force(
 ) -> openmm.HarmonicBondForce:
     """Return bonds of zero strength, from which OpenMM knows which atoms form a molecule.
 
-    OpenMM finds molecules by the bonds of forces, and a PythonForce has none: without these, each atom of the model is
-    a molecule, and reporters and barostats, which move whole molecules, tear it.
+    OpenMM finds molecules by the bonds of forces, but a PythonForce has none. Without these bonds each atom of the
+    model would be a molecule, and reporters and barostats, which move whole molecules, would tear it apart.
 
     Args:
-        topology: its bonds are taken.
-        atoms: only those between these atoms, and for those of a residue that the topology leaves without a bond to
-            the others of it (a PDB file without CONECT records) one to its first atom. None means all bonds.
-        periodic: whether the system has a box; None: as of `create_force`.
+        topology: the topology with the bonds.
+        atoms: take only bonds between these atoms. Atoms that the topology leaves without a bond in their residue (a
+            PDB file without CONECT records) get a bond to its first atom. None takes all bonds of the topology.
+        periodic: True if the system has a box; None decides as in `create_force`.
     """
     chosen = None if atoms is None else set(atoms)
     pairs = [(a.index, b.index) for a, b in topology.bonds() if chosen is None or {a.index, b.index} <= chosen]
@@ -121,34 +121,33 @@ def create_force(
 ) -> openmm.PythonForce:
     """Return a force for an openmm.System: the energy of the model for some or all of its atoms.
 
-    `add_force` adds it together with the bonds by which OpenMM knows the molecules of these atoms.
+    `add_force` adds it together with the bonds that define the molecules of these atoms for OpenMM.
 
     A System with this force can be written as XML. The XML holds the path and checksum of the model file and the
-    options, not the weights; reading it needs the file at the same path. Reading *any* XML that has a PythonForce in
-    it runs what it says: treat such a file like a program.
+    options, not the weights; reading it needs the file at the same path. *Any* XML file with a PythonForce can run code
+    when it is read: treat such a file like a program.
 
     Args:
         model: path of a .tmn file, name of a potential, or a Potential (copied; its force cannot be written as XML).
         topology: gives the elements, and the default of `periodic`.
-        atoms: indices of the atoms that the model sees, which are alone in the world for it; None means all.
-        periodic: use the system's box, in all three directions; None means: when the topology has box vectors that
-            are not the cube of 1 Å of a PDB file without a cell.
-        charge: total charge of these atoms in e; None: the sum of the formal charges that the topology states for
-            them (a PDB file does in columns 79 and 80), else 0.
+        atoms: indices of the atoms that the model sees; it sees no others. None takes all atoms.
+        periodic: use the system's box, in all three directions. None uses it if the topology has box vectors that are
+            not the cube of 1 Å of a PDB file without a cell.
+        charge: total charge of these atoms in e. None takes the sum of the formal charges that the topology states for
+            them (in a PDB file in columns 79 and 80), else 0.
         spin: their multiplicity 2S+1; 0 means not given.
-        device: where the model runs, independent of OpenMM's platform.
+        device: device of the model, independent of OpenMM's platform.
         dtype: floating-point type of the network; None keeps the stored one.
-        allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
-        isolated: these atoms are alone, without periodic images: made whole at each step, however OpenMM wraps them
-            into the box, and evaluated as in vacuum. All of them together, also where they are several molecules, must
-            be shorter than half of the shortest width of the box. None means: when `atoms` is given and the model has
-            a sum over all pairs.
-        coulomb: how Coulomb energies over all pairs are summed where the atoms are periodic, "pme" or "dsf", as of
-            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
-        level: level of theory, of a model that was trained on several; None: its default.
+        allow_untrained_charge: accept a charge that the model was not trained on, or does not use, with a warning.
+        isolated: evaluate these atoms without periodic images, as in vacuum. They are made whole at each step, however
+            OpenMM wraps them into the box. Together, also if they are several molecules, they must be shorter than half
+            of the shortest width of the box. None does so if `atoms` is given and the model has a sum over all pairs.
+        coulomb: method for Coulomb sums over all pairs of periodic atoms, "pme" or "dsf", as for `torchmdnet2.load`;
+            None takes "pme", or the method of a given Potential.
+        level: level of theory, for a model that was trained on several; None takes its default.
 
-    A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does; at the
-    first evaluation and at every 1000th from there.
+    A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does. It checks
+    the first evaluation and every 1000th from there.
 
     Returns:
         openmm.PythonForce; energies in kJ/mol, forces in kJ/mol/nm.
@@ -156,10 +155,10 @@ def create_force(
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
         UnknownElement: the model does not know an atom's element.
-        BadData: an atom has no element, or an index is not of this topology; the topology states formal charges of
-            these atoms, and their sum is not the charge given.
+        BadData: an atom has no element, an index is outside the topology, or the sum of the stated formal charges
+            differs from the given charge.
         UntrainedCharge: the model does not know the charge.
-        ValueError: charge or spin is not a whole number, or the model does not know the spin; device or dtype cannot be
+        ValueError: charge or spin is not a whole number, the model does not know the spin, or device or dtype cannot be
             used.
     """
     everyone = list(topology.atoms())
@@ -202,7 +201,7 @@ def create_force(
         "level": level,
         "isolated": isolated,
     }
-    # now, and not at the first step
+    # check now instead of in the first step
     alone = Structure(
         np.array(numbers), np.zeros((len(numbers), 3)), np.eye(3), np.full(3, bool(periodic) and not isolated),
         total, whole_number(spin, "spin"),
@@ -228,7 +227,7 @@ def has_box(topology: Topology) -> bool:
 
 
 def formal_charge(atoms: Sequence[Any]) -> Statement | None:
-    """Return the sum of formal charges in a topology; None if they state nothing, as zeros of some atoms."""
+    """Return the sum of formal charges in a topology; None if they say nothing, such as zeros on some atoms."""
     known = [int(q) for atom in atoms if (q := getattr(atom, "formalCharge", None)) is not None]
     if not any(known) and len(known) < len(atoms):
         return None
@@ -252,20 +251,20 @@ def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
 class TorchMDNet2Energy:
     """The callback of OpenMM: energy and forces from the positions and box of a state.
 
-    Pickles to plain data only, and opens the model file when it is first called after that.
+    Its pickle holds plain data only; the model file is opened in the first call after unpickling.
 
     Args:
-        source: where the model is; None for one in memory, which cannot be pickled.
+        source: source of the model; None for a model in memory, which cannot be pickled.
         options: "numbers" (atomic numbers), "particles" (their indices, None for all), "periodic", "charge", "spin",
             "device", "dtype", "allow_untrained_charge", "isolated", "coulomb", "level".
-        potential: the opened model, None to open it from `source` when needed.
+        potential: the opened model; None opens it from `source` when needed.
     """
 
     def __init__(self, source: ModelSource | None, options: dict[str, Any], potential: Potential | None = None):
         self.source, self.options = source, options
         self._lock = ProcessLock()
         self._numbers = np.array(options["numbers"], dtype=np.int64)
-        self._isolated = bool(options.get("isolated", False))  # XML of before has none
+        self._isolated = bool(options.get("isolated", False))  # older XML files do not have it
         self._pbc = np.full(3, bool(options["periodic"]) and not self._isolated)
         self._watch = Watch()
         self._open(potential)
@@ -278,7 +277,7 @@ class TorchMDNet2Energy:
         """Return the energy in kJ/mol and forces [N, 3] in kJ/mol/nm.
 
         Raises:
-            RuntimeError: with the whole story in its message, as that is all OpenMM hands on.
+            RuntimeError: any error; its message has all details, since OpenMM passes on the message alone.
         """
         try:
             with self._lock:
@@ -290,7 +289,7 @@ class TorchMDNet2Energy:
     def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
         if self._arrays is None:
             assert self.source is not None
-            allow = self.options.get("allow_untrained_charge", False)  # XML of before has none
+            allow = self.options.get("allow_untrained_charge", False)  # older XML files do not have it
             coulomb = self.options.get("coulomb")
             self._open(self.source.open(self.options["device"], self.options["dtype"], allow, coulomb))
         assert self._potential is not None and self._arrays is not None
@@ -317,7 +316,7 @@ class TorchMDNet2Energy:
         return results["energy"] / KJ_MOL, results["forces"] / _KJ_MOL_NM
 
     def _look(self, potential: Potential, structure: Structure) -> None:
-        """Compute the novelty of a calibrated model when it is due."""
+        """Compute the novelty of a calibrated model if it is due."""
         if potential.calibration is not None and self._watch.due(len(self._numbers)):
             system = structure.to_system(potential.device)
             self._watch(potential.novelty(system), system, atom_name=self._name)

@@ -1,7 +1,7 @@
 """Plug-in for openmm-ml: MLPotential("torchmdnet2", modelPath="model.tmn").
 
-openmm-ml imports this module when it is imported itself, so nothing but openmm-ml may be needed here: torch and the
-rest of this package are imported when a system is made.
+openmm-ml imports this module at its own import. So this module imports nothing but openmm-ml; torch and the rest of the
+package are imported when a system is made.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..errors import StructureWarning, needs_extra
 
 
 class _Factory:
-    """The factory below, for openmm-ml that asks for it before it is there."""
+    """Stands for the factory below while openmm-ml is being imported and requests it too early."""
 
     def createImpl(self, *given: Any, **named: Any) -> TorchMDNet2Impl:
         return TorchMDNet2Factory().createImpl(*given, **named)
 
 
 def __getattr__(name: str) -> Any:
-    # where this module is imported before openmm-ml, the next lines import openmm-ml, which looks here at once
+    # if this module is imported before openmm-ml, the imports below make openmm-ml request the factory at once
     if name == "TorchMDNet2Factory":
         return _Factory
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchMDNet2Factory", "TorchMDNet2Impl"]
 
-_ELSEWHERE = {"spin": "multiplicity", "dtype": "precision"}  # what our other interfaces call them
+_ELSEWHERE = {"spin": "multiplicity", "dtype": "precision"}  # names in the other adapters -> names here
 _REASONS = {
     "periodic": ": the model is periodic where the topology or the System has a box; for a molecule alone in a box "
     "give isolated=True"
 }
 _OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge", "isolated", "coulomb", "level")
-_OF_EMBEDDING = ("linkAtomDistances",)  # mechanical embedding hands its own arguments on
+_OF_EMBEDDING = ("linkAtomDistances",)  # mechanical embedding passes on its arguments
 _KNOWN = f" (known: {', '.join((*_OPTIONS, *_OF_EMBEDDING))})"
-_ROUNDING = 0.01  # e, of the charges of a molecule in force fields
+_ROUNDING = 0.01  # e, rounding of the sum of a molecule's charges in force fields
 
 
 class TorchMDNet2Factory(MLPotentialImplFactory):
     """Creates the implementation; registered under the entry point `openmmml.potentials`."""
 
-    def createImpl(  # the interface's name and arguments
+    def createImpl(  # name and arguments of openmm-ml's interface
         self, name: str, modelPath: str | os.PathLike | None = None, **args: Any
     ) -> TorchMDNet2Impl:
         """
@@ -61,7 +61,7 @@ class TorchMDNet2Factory(MLPotentialImplFactory):
             modelPath: path of a .tmn file, or name of a potential.
 
         Raises:
-            ValueError: no path, or another argument.
+            ValueError: the path is missing, or there is another argument.
         """
         if modelPath is None:
             raise ValueError('give the path of a model file: MLPotential("torchmdnet2", modelPath="model.tmn")')
@@ -74,7 +74,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
     """Implements openmm-ml's interface for a model file, alone or mixed with a force field.
 
     Args:
-        path: of the .tmn file, or a name.
+        path: path of the .tmn file, or name of a potential.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -96,26 +96,26 @@ class TorchMDNet2Impl(MLPotentialImpl):
         level: str | None = None,
         **args: Any,
     ) -> None:
-        """Add the model's force, and the bonds from which OpenMM knows the molecules of its atoms.
+        """Add the model's force, and the bonds that define the molecules of its atoms for OpenMM.
 
         Arguments after `forceGroup` are those of createSystem and createMixedSystem.
 
         Args:
             topology, system, atoms, forceGroup: from openmm-ml.
-            charge: total charge in e of the atoms that the model sees; None: the sum of the formal charges that the
-                topology states, else in a mixed system that of the force field's charges, else 0.
-            multiplicity: 2S+1 of these; 0 means not given.
-            device: "cpu", "cuda", …; None takes a GPU when there is one.
+            charge: total charge in e of the atoms that the model sees. None takes the sum of the formal charges that
+                the topology states, else in a mixed system the sum of the force field's charges, else 0.
+            multiplicity: 2S+1 of these atoms; 0 means not given.
+            device: "cpu", "cuda", …; None takes a GPU if there is one.
             precision: "single" or "double"; None keeps the model's.
-            allow_untrained_charge: take a charge that the model was not trained on, or does not use.
-            isolated: the atoms of the model are alone, without periodic images, and made whole; None: in a mixed
-                system, where the model has a sum over all pairs.
-            coulomb: "pme" or "dsf", as of `torchmdnet2.load`.
-            level: level of theory, likewise.
-            args: of the embedding: linkAtomDistances.
+            allow_untrained_charge: accept a charge that the model was not trained on, or does not use.
+            isolated: evaluate the atoms of the model without periodic images, made whole. None does so in a mixed
+                system if the model has a sum over all pairs.
+            coulomb: "pme" or "dsf", as for `torchmdnet2.load`.
+            level: level of theory, as for `torchmdnet2.load`.
+            args: argument of the embedding: linkAtomDistances.
 
         Raises:
-            TypeError: an argument that is not known.
+            TypeError: an argument is unknown.
             others: as `torchmdnet2.adapters.openmm.add_force`.
         """
         import torch
@@ -136,7 +136,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         )  # fmt: skip
 
     def getSupportedEmbeddings(self) -> list[str]:
-        """Return the one embedding: mechanical, by `createMixedSystem`, which reads the force field."""
+        """Return the only embedding, the mechanical one of `createMixedSystem`, which reads the force field."""
         return ["mechanical"]
 
     def createMixedSystem(
@@ -150,17 +150,17 @@ class TorchMDNet2Impl(MLPotentialImpl):
         returnInfo: bool = False,
         **args: Any,
     ) -> openmm.System | dict[str, Any]:
-        """Return a mixed system by openmm-ml's mechanical embedding, with facts that `addForces` lacks.
+        """Return a mixed system by openmm-ml's mechanical embedding, with facts that `addForces` cannot know.
 
-        That is the box, where only the force field's System has it, and the charges of the force field: where neither
-        `charge` nor the topology states the total charge of the model's atoms, it is the sum of these. A `charge` that
-        differs from the sum is used, with a warning.
+        These are the box, which may be in the force field's System alone, and the charges of the force field. If
+        neither `charge` nor the topology states the total charge of the model's atoms, their sum is taken. A `charge`
+        that differs from the sum is used, with a warning.
 
         Args:
             topology, system, atoms, forceGroup, interpolate, embedding, returnInfo, args: from openmm-ml.
 
         Raises:
-            BadData: the topology states another total charge than the force field, and `charge` is not given.
+            BadData: the total charges of topology and force field differ, and `charge` is not given.
             others: as `addForces`.
         """
         from openmmml.embeddings.mechanicalembedding import MechanicalEmbedding
@@ -190,14 +190,14 @@ class TorchMDNet2Impl(MLPotentialImpl):
         )
 
     def getMLLongRange(self) -> bool:
-        """True if the model, by its file, sums electrostatics over all periodic images."""
+        """True if the model sums electrostatics over all periodic images, according to its file."""
         from ..checkpoint import read_header
 
         return _sums_over_images(read_header(self.path)["config"])
 
 
 def _force_field_charge(system: openmm.System, atoms: Iterable[int]) -> int | None:
-    """Return the sum of the atoms' charges in e; None without charges, or if it is no whole number."""
+    """Return the sum of the atoms' charges in e; None without charges, or if it is not a whole number."""
     import openmm
 
     for force in system.getForces():

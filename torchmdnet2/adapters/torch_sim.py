@@ -31,24 +31,24 @@ __all__ = ["TorchMDNet2Model"]
 class TorchMDNet2Model(ModelInterface):
     """Model for torch-sim: energy (eV), forces (eV/Å) and stress (eV/Å³, tensile positive).
 
-    Runs on the Evaluator. Total charges and multiplicities 2S+1 are those of the state's system extras `charge` and
-    `spin` [B], or of their other names (`total_charge`, `multiplicity`), else 0. Structures without a cell have no
-    stress: theirs is given as zero.
+    The Evaluator computes the results. Total charges and multiplicities 2S+1 are the state's system extras `charge` and
+    `spin` [B], or extras under their other names (`total_charge`, `multiplicity`), else 0. The stress of structures
+    without a cell is zero.
 
     Args:
         model: path of a .tmn file, name of a potential, or a Potential (copied: later changes to it have no effect).
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of network and states, torch.float32 or torch.float64; None keeps the stored one.
-        compute_forces: whether `forward` gives forces beside the energy; can be set later.
-        compute_stress: likewise the stress.
+        compute_forces: True if `forward` returns forces beside the energy; can be set later.
+        compute_stress: likewise for the stress.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
         isolated: each structure is one molecule: made whole where it is wrapped into a periodic cell, and evaluated
             without the cell, as in vacuum. It must be shorter than half of the shortest width of its cell; its stress
             is zero.
-        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
-            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
-        level: level of theory, of a model that was trained on several; None: its default.
+        coulomb: method for Coulomb sums over all pairs in periodic cells, "pme" or "dsf", as for `torchmdnet2.load`;
+            None takes "pme", or the method of a given Potential.
+        level: level of theory, for a model that was trained on several; None takes its default.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -96,14 +96,14 @@ class TorchMDNet2Model(ModelInterface):
             "energy" [B], "forces" [N, 3], "stress" [B, 3, 3], in the type of the state's positions.
 
         Raises:
-            ValueError, UnknownElement: as the Potential; ValueError when a result is not finite.
+            ValueError, UnknownElement: as the Potential; ValueError if a result is not finite.
         """
         system = self._system(state)
         if self.isolated:
             system = self._alone(isolate(system))
         flat = system.volume == 0
         if self._compute_stress and bool(flat.any()):
-            # any volume will do where the cell does not enter
+            # without a cell the volume does not enter, so that any value will do
             cell = torch.where(flat[:, None, None] & ~system.pbc.any(), torch.eye(3).to(system.cell), system.cell)
             system = system.replace(cell=cell)
         result = self._evaluator(system, forces=self._compute_forces, stress=self._compute_stress)
@@ -129,7 +129,7 @@ class TorchMDNet2Model(ModelInterface):
         """Return the system extra that states a quantity under any of its names (`stated.kind_of`), or None.
 
         Raises:
-            BadData: there are two, and they differ.
+            BadData: two extras state the quantity, and they differ.
         """
         names = {quantity, *(name for name in getattr(state, "_system_extras", {}) if kind_of(name) == quantity)}
         found = [(name, value) for name in sorted(names) if (value := getattr(state, name, None)) is not None]
@@ -144,13 +144,13 @@ class TorchMDNet2Model(ModelInterface):
         pbc = torch.as_tensor(state.pbc, device=self._device)
         given = [t for t in (state.atomic_numbers, state.system_idx, charge, spin) if t is not None]
         known: tuple[Any, ...] = ()
-        if not any(t.is_inference() for t in given):  # such tensors do not count their changes
+        if not any(t.is_inference() for t in given):  # inference tensors do not count their changes
             known = (*((id(t), t._version) for t in given), tuple(pbc.tolist()), state.n_systems)
         pos, cell = state.positions.detach(), state.row_vector_cell.detach().contiguous()
         if not known or known != self._known or self._template is None:
             self._template = System(
                 z=state.atomic_numbers, pos=pos, batch=state.system_idx, cell=cell, pbc=pbc, charge=charge, spin=spin
             )
-            # held, so that no other tensor takes an address that is known
+            # keep the tensors alive, so that no other tensor gets one of these addresses
             self._known, self._held = known, given
         return self._template.replace(pos=pos, cell=cell)
