@@ -141,7 +141,7 @@ class MliapModel:
         if self._potential.device != device or self._isolated is None:
             self._potential = self._potential.to(device)
             self._numbers = self._numbers.to(device)
-            self._isolated = self._potential.isolated_energies().detach() if self._potential.head is not None else None
+            self._isolated = self._potential.subtracted_energies()
         edges = torch.stack([torch.as_tensor(data.pair_i).long(), torch.as_tensor(data.pair_j).long()])
         elements = torch.as_tensor(data.elems).long()[: int(data.ntotal)]
         found = evaluate_edges(

@@ -40,7 +40,7 @@ class AutogradStep(Step):
 
     Args:
         potential: in evaluation mode, on a CUDA device (the CPU under Triton's interpreter).
-        isolated: `potential.isolated_energies()`; None if they are not subtracted.
+        isolated: `potential.subtracted_energies()`.
         cutoffs: Å of the lists that the potential needs, that of the network first.
         system: the first structures; their batch must ascend.
         stress: compute the stress.
@@ -207,10 +207,7 @@ class AutogradModel:
     """
 
     def __init__(self, potential: Potential):
-        self.potential = potential
-        self.isolated: Tensor | None = None
-        if potential.head is not None and potential.subtract_isolated:
-            self.isolated = potential.isolated_energies().detach()
+        self.potential, self.isolated = potential, potential.subtracted_energies()
 
     def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
         """A step that holds a system, whose first results are those of the potential; see `StepModel`.

@@ -93,10 +93,7 @@ class ReferenceBoundStep(BoundStep):
         self.forces, self.energy, self.atom_energies = result.forces, result.energy, result.atom_energies
         self.stress, self.charges = result.stress, result.charges
         self._properties: Mapping[str, Tensor] = result.properties
-        self._isolated: Tensor | None = None
-        if isinstance(potential, Potential) and potential.head is not None and potential.subtract_isolated:
-            with torch.no_grad():
-                self._isolated = potential.isolated_energies()
+        self._isolated = potential.subtracted_energies() if isinstance(potential, Potential) else None
 
     def replay(self) -> None:
         if self._error is not None:

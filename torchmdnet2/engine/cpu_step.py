@@ -21,6 +21,7 @@ from ..core.devices import ProcessLock
 from ..kernels.compiling_cpu import compile_side_by_side, compiled, lost_by_fork, run_on_threads
 from ..kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuNetwork, CpuRows, CpuSums, CpuTerm, PathWithHeads
 from ..kernels.thread_tuner import ThreadChoice
+from ..potential.derivatives import stress_of
 from ..potential.graph import sum_over_systems
 from ..potential.potential import Potential, Result, require_stress
 from ..potential.refusals import SAME_PLACE
@@ -31,10 +32,10 @@ from .check import BOUNDS, extract_checked, reference, require_close, require_pr
 from .cpu_searches import AllPairs, CellSearch, CpuSearch, ListSearch
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, list_edges, voigt
 from .property_heads import PropertyHeads
-from .select import constant_energies, fast_path, kernels_of, list_cutoffs
+from .select import Offsets, constant_energies, exact_isolated_energies, fast_path, kernels_of, list_cutoffs
 from .timings import Stopwatch, Timing
 
-__all__ = ["CompiledDomain", "CpuBoundStep", "CpuModel", "CpuStep", "Values", "stress_of"]
+__all__ = ["CompiledDomain", "CpuBoundStep", "CpuModel", "CpuStep", "Values"]
 
 
 _DENSE = 512
@@ -87,9 +88,7 @@ class CpuStep:
         charge_input = nets[0].charge_input(charge)[system.batch].float().numpy()
         self._atoms = CpuAtoms(z, charge_input, self._batch, charge.numpy().copy())
         neutral = (charge == 0) & (potential.representation.local | (system.atom_counts == 1))
-        self._neutral = neutral[system.batch].numpy()
-        self._isolated = isolated[system.z].numpy() if potential.subtract_isolated else None
-        self._constant = [constant_energies(member, system).numpy() for member in potential.members]
+        self._offsets = Offsets(potential, isolated, system, neutral[system.batch].numpy(), numpy=True)
         sizes = np.bincount(self._batch, minlength=system.num_systems)
         same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
@@ -134,7 +133,7 @@ class CpuStep:
         for rows in (self._list, *self._others):
             rows.find(system)
         fixed = self._sum_terms(system, None)
-        found = [self._evaluate(*each, system, forces) for each in zip(self._nets, self._constant, strict=True)]
+        found = [self._evaluate(member, system, forces) for member in range(len(self._nets))]
         spread = {}
         if len(found) > 1:
             totals = [np.bincount(self._batch, energies, self._structures) for energies, *_ in found]
@@ -152,10 +151,10 @@ class CpuStep:
         return Values(energy, energies, force, virial, charges, features, spread)
 
     def _evaluate(
-        self, net: CpuNetwork, constant: Array, system: System, forces: bool
+        self, member: int, system: System, forces: bool
     ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
         """Evaluate one member with the terms that read its charges."""
-        summed: list[CpuSums] = []
+        net, summed = self._nets[member], list[CpuSums]()
 
         def read(charges: Array) -> Array | None:
             summed.append(self._sum_terms(system, charges))
@@ -166,11 +165,7 @@ class CpuStep:
         else:
             out = net.run(self._atoms, self._list.rows, forces)
         energies, force, virial = out.energy.astype(np.float64), out.forces, out.virial
-        if self._isolated is not None:
-            row_ptr = self._list.row_ptr
-            energies -= self._isolated
-            energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
-        energies += constant
+        self._offsets.add(energies, self._list.row_ptr, member)
         for sums in summed:
             energies += sums.energy
             if force is not None and virial is not None:
@@ -241,10 +236,7 @@ class CpuModel:
             net.keeps_features = self.heads.read_features
         self.terms = _terms(potential)
         self._threads = ThreadChoice(), ThreadChoice()
-        # in float64, so that only the error of the atom itself remains
-        exact = copy.deepcopy(potential).double()
-        with torch.no_grad():
-            self.isolated = exact.isolated_energies() * potential.energy_scale
+        self.isolated = exact_isolated_energies(potential)
         self._lock = ProcessLock()
         self._last: CpuStep | None = None
         self._checked = False
@@ -289,7 +281,7 @@ class CpuModel:
             result.forces = torch.from_numpy(values.forces).to(system.dtype)
         result.properties = self.properties(values, system)
         if stress:
-            result.stress = stress_of(values, system).to(system.dtype)
+            result.stress = stress_of(_virial(values, system), system.volume.double()).to(system.dtype)
         return result
 
     def properties(self, values: Values, system: System) -> dict[str, Tensor]:
@@ -351,11 +343,6 @@ def _terms(potential: Potential) -> list[CpuTerm]:
     return found
 
 
-def stress_of(values: Values, system: System) -> Tensor:
-    """The stress [B, 3, 3] in eV/Å³, float64, of structures with a volume."""
-    return _virial(values, system) / system.volume.double()[:, None, None]
-
-
 def _virial(values: Values, system: System) -> Tensor:
     """Symmetric virials [B, 3, 3] in eV, float64."""
     assert values.virial is not None
@@ -397,7 +384,7 @@ class CpuBoundStep(ReferenceBoundStep):
         if self._charges is not None:
             self._charges[:] = values.charges
         if self.stress is not None:
-            self.stress.copy_(stress_of(values, self._system))
+            self.stress.copy_(stress_of(_virial(values, self._system), self._system.volume.double()))
 
     def _given(self) -> Mapping[str, Tensor]:
         if self._values is None or self._error is not None:
@@ -432,9 +419,8 @@ class CompiledDomain(Domain):
         self.potential.check_elements(everyone)
         somewhere = System(z=everyone, pos=torch.zeros(len(everyone), 3, dtype=torch.float64))
         model = self._model
-        local = somewhere.z[:num_local]
-        self._isolated = model.isolated[local].numpy() if self.potential.subtract_isolated else np.zeros(num_local)
-        self._constant = constant_energies(self.potential, System(z=local, pos=somewhere.pos[:num_local])).numpy()
+        local = System(z=everyone[:num_local], pos=somewhere.pos[:num_local])
+        self._offsets = Offsets(self.potential, model.isolated, local, self.charge == 0, numpy=True)
         for prior in self.potential.priors:
             prior.check(somewhere)
         self._terms = [(term, term.prepare(somewhere)) for term in model.terms]
@@ -460,10 +446,8 @@ class CompiledDomain(Domain):
         )
         forces, virial = np.zeros((len(self.numbers), 3)), np.zeros((n, 9))
         sum_edges(net.row_ptr, net.sender, net.vectors, gradient, forces, virial)
-        energies = energy.astype(np.float64) - self._isolated
-        if self.charge == 0 and self.potential.subtract_isolated:
-            energies[net.row_ptr[1:] == net.row_ptr[:-1]] = 0
-        energies += self._constant
+        energies = energy.astype(np.float64)
+        self._offsets.add(energies, net.row_ptr)
         own = self._add_ghost_forces(torch.from_numpy(forces))
         # priors give each atom the whole of its force
         self._add_terms(pos, CpuSums(energies, own, virial, np.zeros(n)))

@@ -186,9 +186,7 @@ class ReferenceDomain(Domain):
 
     def __init__(self, potential: Potential, charge: float):
         super().__init__(potential, charge)
-        self._isolated = None
-        if potential.head is not None and potential.subtract_isolated:
-            self._isolated = potential.isolated_energies().detach()
+        self._isolated = potential.subtracted_energies()
 
     def _list(self, pos: NDArray[np.float64]) -> None:
         device = self.potential.device
@@ -326,7 +324,7 @@ def evaluate_edges(
         cutoff: Å, up to which all edges are listed; None: the potential's own cutoff.
         exchange: takes what the layers of the model read of ghosts from their owners; all domains call this function,
             also those without atoms. None: ghosts are evaluated here, and need edges too.
-        isolated: `potential.isolated_energies()`, if known.
+        isolated: `potential.subtracted_energies()`, if known.
 
     Raises:
         ValueError: shapes do not fit, a vector is not finite, or a part of the potential needs the whole structure:

@@ -24,7 +24,7 @@ from ..potential.refusals import SAME_PLACE
 from ..system import System
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, voigt
 from .fused_step import FusedModel, SpatialOrder
-from .select import constant_energies, list_cutoffs
+from .select import Offsets, list_cutoffs
 
 __all__ = ["FusedDomain"]
 
@@ -127,8 +127,7 @@ class FusedDomain(Domain):
         for prior in potential.priors:
             prior.check(everyone)
         self._rows_z = z.int()
-        self._isolated = self._model.isolated.detach()[local.z] * float(potential.subtract_isolated)
-        self._constant = constant_energies(potential, local)
+        self._offsets = Offsets(potential, self._model.isolated, local, self.charge == 0, numpy=False)
         self._factors = torch.full((n,), self._factor, device=device)
         self._batch = torch.zeros(n, dtype=torch.int32, device=device)
         self._ptr = torch.tensor([0, n], dtype=torch.int32, device=device)
@@ -187,10 +186,8 @@ class FusedDomain(Domain):
     def _finished(self, b: Any, edges: Edges) -> tuple[Tensor, Tensor, Tensor]:
         """Energies [n], forces [n, 3] and virials [n, 6] in float64, in the order of the rows."""
         n, unit, ghosts = self.num_local, self._net.unit, self._exchange.num_ghosts
-        energies = b.energy[:n].double() * unit - self._isolated
-        if self.charge == 0 and self.potential.subtract_isolated:
-            energies = energies.masked_fill(edges.row_ptr[1:] == edges.row_ptr[:-1], 0.0)
-        energies = energies + self._constant
+        energies = b.energy[:n].double() * unit
+        self._offsets.add(energies, edges.row_ptr)
         forces = b.forces[:n] + self._placed_exchange.reverse(b.forces[n : n + ghosts])
         forces, virial = forces.double() * (unit / FIXED_POINT), b.virial[:n].double() * unit
         if self._sums is not None:
@@ -230,7 +227,7 @@ class FusedDomain(Domain):
         other = copy.copy(self)
         other._start()
         other._checking, other._checked = self._shapes, {self._shapes}
-        check_on_cluster(other, self.numbers[: self.num_local], pos, self._model.isolated.detach().cpu())
+        check_on_cluster(other, self.numbers[: self.num_local], pos, self._model.isolated.cpu())
 
     def atoms_that_fit(self) -> int | None:
         if self.device.type != "cuda" or not self.num_local:

@@ -41,7 +41,7 @@ from .autograd_term import AutogradTerm
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
 from .finish import MAX_PARTS, TERMS, energy_spread_kernel, finish_kernel, mean_kernel, totals_kernel
 from .property_heads import PropertyHeads
-from .select import constant_energies, fast_path, kernels_of, list_cutoffs
+from .select import constant_energies, exact_isolated_energies, fast_path, kernels_of, list_cutoffs
 from .step import FEWEST_EDGES, OVERFLOW, GraphedStep, StaticInputs, Step
 from .timings import Part
 
@@ -632,9 +632,7 @@ class FusedModel:
             self.net = path.with_charges(self.net, potential.properties["charges"])
         self.heads = PropertyHeads(potential)
         self.terms = _terms(potential)
-        # in float64, so that only the error of the atom itself remains
-        exact = copy.deepcopy(potential).cpu().double()
-        self.isolated = (exact.isolated_energies() * potential.energy_scale).to(device)
+        self.isolated = exact_isolated_energies(potential)
         self._checked: set[tuple[Any, ...]] = set()
 
     def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:

@@ -5,8 +5,10 @@ A model of the package has its fast path in its folder and one line here; a plug
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +34,8 @@ from ..system import System
 from .autograd_term import autograd_unsupported_reason
 
 __all__ = [
-    "constant_energies", "describe_cells", "describe_priors", "fast_path", "kernels_of", "list_cutoffs", "prior_path",
-    "register_fast_path", "register_prior_path", "unsupported_reason",
+    "Offsets", "constant_energies", "describe_cells", "describe_priors", "exact_isolated_energies", "fast_path",
+    "kernels_of", "list_cutoffs", "prior_path", "register_fast_path", "register_prior_path", "unsupported_reason",
 ]  # fmt: skip
 
 
@@ -167,6 +169,41 @@ def constant_energies(potential: Potential, system: System) -> Tensor:
         if prior.constant:
             total = total + prior(system, None).detach()
     return total
+
+
+def exact_isolated_energies(potential: Potential) -> Tensor:
+    """Energies of isolated atoms by the network in eV, [max_z] float64, computed in float64: only the error of the atom
+    itself remains in a difference from them."""
+    exact = copy.deepcopy(potential).cpu().double()
+    with torch.no_grad():
+        return (exact.isolated_energies() * potential.energy_scale).to(potential.device)
+
+
+class Offsets:
+    """What is subtracted from and added to the energies of atoms that kernels give.
+
+    Args:
+        potential: whose networks they are of.
+        isolated: of `exact_isolated_energies`.
+        system: N atoms; positions do not matter.
+        neutral: [N] or for all, whether an atom without neighbors is as those whose energies are subtracted.
+        numpy: for arrays, not tensors.
+    """
+
+    def __init__(self, potential: Potential, isolated: Tensor, system: System, neutral: Any, numpy: bool):
+        terms = [isolated[system.z], *(constant_energies(member, system) for member in potential.members)]
+        first, *constant = [term.numpy() for term in terms] if numpy else terms
+        self._isolated: Any = first if potential.subtract_isolated else None
+        self._constant: list[Any] = constant
+        self._neutral = neutral
+
+    def add(self, energies: Any, row_ptr: Any, member: int = 0) -> None:
+        """Complete energies [N] of a member in eV, float64; row_ptr: [N + 1] of the network's list."""
+        if self._isolated is not None:
+            energies -= self._isolated
+            # equal up to rounding for an atom alone: make it exact
+            energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
+        energies += self._constant[member]
 
 
 def list_cutoffs(network: float, terms: Sequence[float], exact: Sequence[float] = ()) -> list[float]:

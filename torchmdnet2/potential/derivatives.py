@@ -13,7 +13,10 @@ from torch import Tensor
 
 from ..system import System, is_transformed
 
-__all__ = ["energy_and_gradients", "gradients_of", "is_differentiated", "not_compiled", "outside_modes", "with_leaves"]
+__all__ = [
+    "energy_and_gradients", "gradients_of", "is_differentiated", "not_compiled", "outside_modes", "stress_of",
+    "with_leaves",
+]  # fmt: skip
 
 
 @contextmanager
@@ -115,6 +118,11 @@ def gradients_of(energy: Tensor, leaves: dict[str, Tensor], create_graph: bool) 
         name: torch.zeros_like(leaf) if gradient is None else gradient
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
     }
+
+
+def stress_of(virial: Tensor, volume: Tensor) -> Tensor:
+    """The symmetric stress [B, 3, 3] in eV/Å³ of a virial dE/dε [B, 3, 3] in eV and volumes [B] in Å³."""
+    return (virial + virial.transpose(1, 2)) / (2 * volume[:, None, None])
 
 
 # --- torch.compile around what must not be compiled ---

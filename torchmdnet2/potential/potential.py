@@ -18,7 +18,7 @@ from ..neighbors.pairs import PairLists
 from ..registry import HEADS, PRIORS, REPRESENTATIONS
 from ..system import System
 from .cells import CoulombInCells, Portion, divided, evaluate_portions, is_mixed
-from .derivatives import energy_and_gradients, is_differentiated, not_compiled, outside_modes
+from .derivatives import energy_and_gradients, is_differentiated, not_compiled, outside_modes, stress_of
 from .determined import Determined
 from .dipole import charge_dipole
 from .graph import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
@@ -564,8 +564,7 @@ class Potential(nn.Module):
             if forces:
                 result.forces = -gradients["pos"]
             if stress:
-                gradient = gradients["strain"]
-                result.stress = (gradient + gradient.transpose(1, 2)) / (2 * system.volume[:, None, None])
+                result.stress = stress_of(gradients["strain"], system.volume)
         if not create_graph:
             result.properties = {name: value.detach() for name, value in result.properties.items()}
             for name, value in vars(result).items():
@@ -696,6 +695,11 @@ class Potential(nn.Module):
         with outside_modes(self.device):
             energies = self.head(self.representation(graph), graph).double()
         return energies.new_zeros(self._known.shape[0]).index_put((z,), energies)
+
+    @torch.no_grad()
+    def subtracted_energies(self) -> Tensor | None:
+        """`isolated_energies()` for calls that keep the weights; None where none are subtracted."""
+        return self.isolated_energies() if self.head is not None and self.subtract_isolated else None
 
     def check_elements(self, z: Tensor, name: Callable[[int], str] = "atom {}".format) -> None:
         """Refuse atomic numbers that the model was not trained on.

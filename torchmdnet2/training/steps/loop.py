@@ -20,7 +20,7 @@ from ...engine.graph import GraphMemory
 from ...engine.select import fast_path
 from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
 from ...neighbors.pairs import PairLists, require_molecules
-from ...potential.derivatives import gradients_of, with_leaves
+from ...potential.derivatives import gradients_of, stress_of, with_leaves
 from ...potential.potential import Potential
 from ...system import System
 from ..config.sections import DIPOLE_NORM, LossConfig, property_of
@@ -213,9 +213,9 @@ def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Ten
                 energies = energies + prior(moved, None if prior.cutoff is None else lists(prior.cutoff))
         total = energies.new_zeros(system.num_systems).index_add(0, system.batch, energies)
         gradients = gradients_of(total, leaves, create_graph=False)
-    volume = system.volume.masked_fill(system.volume == 0, 1)
+    stress = stress_of(gradients["strain"], system.volume.masked_fill(system.volume == 0, 1))
     total = total.detach() + potential.energy_shift
-    return total.cpu(), -gradients["pos"].cpu(), (gradients["strain"] / volume[:, None, None]).cpu()
+    return total.cpu(), -gradients["pos"].cpu(), stress.cpu()
 
 
 # --- Epochs on packed frames: the trainer's steps and validation, replayed on the device ---
