@@ -45,7 +45,7 @@ _Some = TypeVar("_Some", bound=_Calibrated)
 
 
 _DIRECTIONS = 32
-_LEAST_FRAMES = 20
+_LEAST_FRAMES, _LEAST_ATOMS = 20, _DIRECTIONS  # of validation; of training
 _FEW = 10  # atoms of an element count as much as the mean over all elements, for covariances and scales
 _ROUNDING = 1e-4  # files hold float32
 _TINY = 1e-8  # of the mean variance: directions in which training atoms do not differ at all
@@ -164,7 +164,7 @@ def calibrate(
         rate: of false alarms; with n validation frames it cannot be below 1 / (n + 1).
 
     Raises:
-        BadData: no training atoms, too few validation frames, or one with an element that no training atom has.
+        BadData: fewer than 32 training atoms, too few validation frames, or one with an element that no training atom has.
         ValueError: the rate is not between 0 and 1.
     """
     if not 0 < rate < 1:
@@ -175,6 +175,8 @@ def calibrate(
         frames += system.num_systems
     if not frames:
         raise BadData("there are no training frames to calibrate with")
+    if (atoms := sum(moments.count.values())) < _LEAST_ATOMS:
+        raise BadData(f"{atoms} atoms in {frames} training frames are too few to calibrate with: give {_LEAST_ATOMS}")
     fitted = moments.fit()
     fitted.facts = {"weights": weights_checksum(representation), "train_frames": frames}
     known: list[tuple[Tensor, System]] = []
