@@ -145,7 +145,7 @@ def test_a_wrong_key_is_an_error_that_helps(tmp_path):
         AseDataset(path, {"enrgy": "REF_energy"})
     with pytest.raises(BadData, match=r"no frame has 'charge'"):
         AseDataset(path, {"energy": "REF_energy", "charge": "charge"})
-    with pytest.raises(BadData, match=r"no frame has 'forces'.*Set forces to null"):
+    with pytest.raises(BadData, match=r"no frame has 'forces'.*Set forces to null .*evaluate` --forces-key null"):
         AseDataset(path, {"energy": "REF_energy", "forces": "forces"})
     assert len(AseDataset(path, {"energy": "REF_energy", "forces": None, "charge": None})) == 2
     assert AseDataset(path)[0].labels == {}

@@ -16,6 +16,7 @@ from ase.io import read, write
 from tiny import tiny_potential
 
 import torchmdnet2
+from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, check_stability, guard, run_md
@@ -257,6 +258,10 @@ def test_settings_of_cells_for_a_molecule(model_file, tmp_path, monkeypatch, cap
     with pytest.raises(ValueError, match=r"coulomb='dsf' has no effect: .* no structure is periodic"):
         check_stability(charged, [molecule("H2O")] * 2, [300.0], coulomb="dsf")
     assert os.listdir(tmp_path) == ["w.xyz"]
+    save(charged, tmp_path / "charged.tmn")
+    write("w.xyz", molecule("H2O", info={"energy": 1.0}))
+    given = ["evaluate", "charged.tmn", "w.xyz", "--forces-key", "null", "--coulomb", "dsf"]
+    assert main(given) == 0 and "note: --coulomb dsf had no effect: no frame is periodic" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [[], ["--trajectory", "md.xyz"]])

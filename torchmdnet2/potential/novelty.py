@@ -164,7 +164,8 @@ def calibrate(
         rate: of false alarms; with n validation frames it cannot be below 1 / (n + 1).
 
     Raises:
-        BadData: fewer than 32 training atoms, too few validation frames, or one with an element that no training atom has.
+        BadData: fewer than 32 training atoms, too few validation frames, or one with an element that no training atom
+            has.
         ValueError: the rate is not between 0 and 1.
     """
     if not 0 < rate < 1:
