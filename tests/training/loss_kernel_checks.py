@@ -10,7 +10,7 @@ from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps import loss_kernels
 from torchmdnet2.training.steps.loss_kernels import BatchErrors, Labels, Penalties
 from torchmdnet2.training.steps.network import PackedNetwork
-from torchmdnet2.training.steps.optimizers import AdamW
+from torchmdnet2.training.steps.optimizers import AdamW, Update
 from torchmdnet2.training.steps.replay import TrainingPass
 from training.loss_kernel_cases import CASES, check, example
 from training.test_packed import packed, structures
@@ -84,12 +84,12 @@ def test_gradients_of_the_weights():
     for name in ("_by_kernels", "_reference"):
         network = PackedNetwork(potential, 3, True, True, use_kernels=False)
         optimizer = AdamW([{"params": parameters, "lr": 1e-3}])
-        work = TrainingPass(network, LossConfig(), parameters, [p.clone() for p in parameters], optimizer, 1.0)
+        work = TrainingPass(network, LossConfig(), Update(parameters, [p.clone() for p in parameters], optimizer, 1.0))
         work._add = getattr(work, name)
         work.warm_up(batch)
         assert not work._table.any()
         work._gradients(batch)
-        found.append((work._flat.clone(), work._table.clone()))
+        found.append((work.update.flat.clone(), work._table.clone()))
     (flat, table), (expected, wanted) = found
     torch.testing.assert_close(flat, expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
     torch.testing.assert_close(table, wanted, rtol=1e-12, atol=0)

@@ -15,7 +15,7 @@ from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps.batches import Batch
 from torchmdnet2.training.steps.loop import pack_part
 from torchmdnet2.training.steps.network import PackedNetwork
-from torchmdnet2.training.steps.optimizers import AdamW
+from torchmdnet2.training.steps.optimizers import AdamW, Update
 from torchmdnet2.training.steps.packed_frames import Capacity, PackedFrames
 from torchmdnet2.training.steps.replay import TrainingPass
 
@@ -72,7 +72,8 @@ def outcome(case: dict[str, Any], device: str, kernels: bool, width: int = 8) ->
     parameters = list(potential.parameters())
     network = PackedNetwork(potential, 3, True, False, kernels, labels)
     average = [p.detach().clone() for p in parameters]
-    work = TrainingPass(network, loss, parameters, average, AdamW([{"params": parameters, "lr": 0.0}]), 1.0)  # type: ignore[arg-type]
+    update = Update(parameters, average, AdamW([{"params": parameters, "lr": 0.0}]), 1.0)
+    work = TrainingPass(network, loss, update)
     return gradients(work, batch)
 
 
@@ -80,7 +81,7 @@ def gradients(work: TrainingPass, batch: Any) -> list[Tensor]:
     work.warm_up(batch)
     assert not work._table.any()
     work._gradients(batch)
-    return [work._flat.cpu(), *(work._sums[name].cpu() for name in sorted(work._sums))]
+    return [work.update.flat.cpu(), *(work._sums[name].cpu() for name in sorted(work._sums))]
 
 
 def check_same(found: list[Tensor], expected: list[Tensor]) -> None:

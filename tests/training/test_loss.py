@@ -12,7 +12,8 @@ from torchmdnet2.potential.potential import Result
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import LossConfig, TrainingConfig
 from torchmdnet2.training.steps.loss import ErrorSums, penalty_sums, residuals, total_loss
-from torchmdnet2.training.steps.trainer import BestEpoch, LearningRate, update_average
+from torchmdnet2.training.steps.optimizers import AdamW, Update
+from torchmdnet2.training.steps.trainer import BestEpoch, LearningRate
 
 NAN = float("nan")
 
@@ -152,7 +153,9 @@ def test_early_stopping_and_weight_average():
     before = average.weight.clone()
     share = LearningRate(TrainingConfig(ema_decay=0.9), 10).average_share
     assert [share(0), share(10**6)] == pytest.approx([0.9, 0.1])
-    update_average(average, current, share(10**6))
+    update = Update([*current.parameters()], [*average.parameters()], AdamW(current.parameters()), None)
+    update.optimizer.param_groups[0]["lr"] = 0.0
+    update.move(share(10**6))
     torch.testing.assert_close(average.weight, 0.9 * before + 0.1 * current.weight)
-    update_average(average, current, 1.0)
+    update.move(1.0)
     assert torch.equal(average.weight, current.weight)

@@ -233,7 +233,13 @@ def test_resuming_gives_the_same_bits(raw_config, tmp_path, optimizer):
 def addresses(work) -> list[int]:
     """Where a training step keeps what lives longer than it: what a graph of the step would read and write."""
     states = [value for state in work.optimizer.state.values() for value in state.values()]
-    kept = [*work.parameters, *(p.grad for p in work.parameters), *work.average, *states, work.status]
+    kept = [
+        *work.update.parameters,
+        *(p.grad for p in work.update.parameters),
+        *work.update.average,
+        *states,
+        work.status,
+    ]
     kept += [*(group["lr"] for group in work.optimizer.param_groups), *work._sums.values(), *work._weights.values()]
     return [tensor.data_ptr() for tensor in kept]
 
@@ -251,7 +257,7 @@ def test_a_step_keeps_its_tensors_and_reads_its_rates_from_them(raw_config, opti
             del trainer.optimizer.state[trainer.parameters[0]]
             first = {p: state["step"].clone() for p, state in trainer.optimizer.state.items() if "step" in state}
         assert pack_trainer(trainer) is None
-    work, groups = trainer.packed.training, len(trainer.optimizer.param_groups)
+    work, update, groups = trainer.packed.training, trainer.update, len(trainer.optimizer.param_groups)
     if partial:
         assert len(trainer.optimizer.state) == len(trainer.parameters)
         assert all(torch.equal(trainer.optimizer.state[p]["step"], step) for p, step in first.items())
@@ -260,12 +266,12 @@ def test_a_step_keeps_its_tensors_and_reads_its_rates_from_them(raw_config, opti
     before = addresses(work)
     for rates, share in (([2e-3] * groups, 0.25), ([0.0] * groups, 0.0)):
         work.set_rates(rates, share)
-        weights, average = ([p.detach().clone() for p in part] for part in (work.parameters, work.average))
+        weights, average = ([p.detach().clone() for p in part] for part in (update.parameters, update.average))
         trainer.packed.step([3, 4])
         assert addresses(work) == before
-        moved = [not torch.equal(p, q) for p, q in zip(work.parameters, weights, strict=True)]
+        moved = [not torch.equal(p, q) for p, q in zip(update.parameters, weights, strict=True)]
         assert any(moved) == any(rates)
-        assert any(not torch.equal(p, q) for p, q in zip(work.average, average, strict=True)) == (share > 0)
+        assert any(not torch.equal(p, q) for p, q in zip(update.average, average, strict=True)) == (share > 0)
 
 
 def test_priors_are_taken_from_the_labels(raw_config):

@@ -88,7 +88,7 @@ def check(raw, rtol=1e-9):
     work = fast.packed.training
     store = fast.packed.step.store
     work.warm_up(store.batch(torch.tensor([0, 3, 1, 5, 2]), store.size([0, 3, 1, 5, 2])))
-    torch.testing.assert_close(work._flat[-1], expected, rtol=1e-11, atol=0)
+    torch.testing.assert_close(work.update.flat[-1], expected, rtol=1e-11, atol=0)
     size = max(float(p.grad.abs().max()) for p in plain.parameters if p.grad is not None)
     for own, other in zip(fast.parameters, plain.parameters, strict=True):
         wanted = torch.zeros_like(other) if other.grad is None else other.grad

@@ -28,7 +28,7 @@ from .batches import Batch, Frames, in_order, measured_batches, most_frames
 from .distributed import Devices
 from .loss import ErrorSums, frame_weights
 from .network import PackedNetwork, uncapturable_reason
-from .optimizers import AdamW, Muon
+from .optimizers import AdamW, Muon, rates_of
 from .packed_frames import EdgeRows, FurtherPart, PackedFrames, Part
 from .replay import EvaluationPass, GraphedPass, TrainingPass
 from .trainer import Trainer
@@ -310,21 +310,7 @@ class PackedLoop:
         def network(potential: Potential) -> PackedNetwork:
             return PackedNetwork(potential, elements, trainer.properties.forces, stress, kernels, labels)
 
-        chosen = {id(p) for p in trainer.parameters}
-        average = [
-            a
-            for a, p in zip(trainer.average.parameters(), trainer.potential.parameters(), strict=True)
-            if id(p) in chosen
-        ]
-        self.training = TrainingPass(
-            network(trainer.potential),
-            trainer.loss,
-            [p for p in trainer.potential.parameters() if id(p) in chosen],
-            average,
-            trainer.optimizer,
-            config.gradient_clipping or math.inf,
-            self.devices,
-        )
+        self.training = TrainingPass(network(trainer.potential), trainer.loss, trainer.update, self.devices)
         store = pack(trainer.train, trainer.potential, stress, config.loss, labels)
         self.step = self._replayed(store, most_frames(trainer.train, config), self.training)
         self.errors = EvaluationPass(network(trainer.average), config.loss.final, self.devices)
@@ -360,8 +346,7 @@ class PackedLoop:
         shares = [self.devices.share(chosen, self.step.store.num_pairs) for chosen in order]
         self.step.expect(shares)
         for chosen, share in zip(order, shares, strict=True):
-            rate = trainer.learning_rate.rate(trainer.step_count)
-            rates = [rate * group.get("lr_scale", 1.0) for group in trainer.optimizer.param_groups]
+            rates = rates_of(trainer.optimizer, trainer.learning_rate.rate(trainer.step_count))
             self.training.set_rates(rates, trainer.learning_rate.average_share(trainer.step_count))
             self._since.append(chosen)
             self.step(share)

@@ -5,6 +5,7 @@ Shapes: M matrices, [R, C] the largest number of their rows and columns, P their
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -17,8 +18,8 @@ from torch.optim.adamw import adamw
 from ...registry import Registry
 
 __all__ = [
-    "DEFAULT_OPTIMIZER", "OPTIMIZERS", "AdamW", "Muon", "Stacks", "depths", "make_optimizer", "newton_schulz",
-    "parameter_groups",
+    "DEFAULT_OPTIMIZER", "OPTIMIZERS", "AdamW", "Muon", "Stacks", "Update", "depths", "make_optimizer",
+    "newton_schulz", "parameter_groups", "rates_of",
 ]  # fmt: skip
 
 
@@ -249,7 +250,66 @@ def make_optimizer(
     return cls(parameter_groups(model, weight_decay, lr_decay, matrices=cls is Muon), **arguments)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of every group: the rate times the group's factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("lr_scale", 1.0)
+# --- The end of a training step, eager or captured ---
+
+
+class Update:
+    """Gradients, their clipping, the optimizer's step, the average of the weights. Nothing waits for the device.
+
+    Args:
+        parameters: what is trained.
+        average: the averaged parameters, in the same order.
+        optimizer: of the parameters.
+        clipping: largest norm of the gradient; None: no limit.
+
+    Attributes:
+        flat: [P + 1] all gradients and the loss side by side: one sum over processes, one norm.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], average: Sequence[Tensor], optimizer: torch.optim.Optimizer,
+        clipping: float | None,
+    ):  # fmt: skip
+        self.parameters, self.average = list(parameters), list(average)
+        self.optimizer, self.clipping = optimizer, math.inf if clipping is None else clipping
+        sizes = [p.numel() for p in self.parameters]
+        self.flat = self.parameters[0].new_zeros(sum(sizes) + 1)
+        for p, part in zip(self.parameters, self.flat[:-1].split(sizes), strict=True):
+            p.grad = part.view_as(p)
+
+    def store(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss; those of parameters that it does not depend on are zero."""
+        none = [None] * len(self.parameters)
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True) if loss.requires_grad else none
+        places = _gradients(self.parameters)
+        used = [(place, gradient) for place, gradient in zip(places, found, strict=True) if gradient is not None]
+        if len(used) < len(places):
+            self.flat.zero_()
+        if used:
+            torch._foreach_copy_([place for place, _ in used], [gradient for _, gradient in used])
+        self.flat[-1] = loss.detach()
+
+    def clip(self) -> Tensor:
+        """Scale the gradients down to `clipping`; returns whether they and the loss are finite: else they are zero."""
+        gradient, loss = self.flat[:-1], self.flat[-1]
+        norm = torch.linalg.vector_norm(gradient)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        scale = (self.clipping / (norm + 1e-6)).clamp(max=1.0)
+        gradient.copy_(torch.where(finite, gradient * scale, 0))
+        return finite
+
+    @torch.no_grad()
+    def move(self, share: float | Tensor) -> None:
+        """Change the weights at the rates of the optimizer, and their average: (1 − share)·average + share·weights."""
+        self.optimizer.step()
+        if not isinstance(share, Tensor):
+            torch._foreach_lerp_(self.average, self.parameters, share)
+            return
+        change = torch._foreach_sub(self.parameters, self.average)  # lerp takes no such tensor
+        torch._foreach_mul_(change, share)
+        torch._foreach_add_(self.average, change)
+
+
+def rates_of(optimizer: torch.optim.Optimizer, rate: float) -> list[float]:
+    """The learning rate of every group: the rate times the group's factor."""
+    return [rate * group.get("lr_scale", 1.0) for group in optimizer.param_groups]

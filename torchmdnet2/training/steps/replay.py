@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial, reduce
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...engine.graph import CudaGraph, GraphMemory
 from ...potential.potential import Result
@@ -22,6 +22,7 @@ from .distributed import Devices
 from .loss import NUM_ELEMENTS, ErrorSums, penalty_sums, residuals
 from .loss_kernels import ROWS, BatchErrors, Labels, Penalties
 from .network import PackedNetwork
+from .optimizers import Update
 from .packed_frames import Capacity, PackedBatch, PackedFrames
 
 __all__ = ["EvaluationPass", "GraphedPass", "TrainingPass"]
@@ -280,40 +281,22 @@ class TrainingPass(EvaluationPass):
 
     Args:
         network, loss: as for EvaluationPass.
-        parameters: what is trained.
-        average: the averaged parameters.
-        optimizer: one that takes rates as tensors and does not wait for the device: AdamW, Muon.
-        clipping: largest norm of the gradient.
+        update: of an optimizer that takes rates as tensors and does not wait for the device: AdamW, Muon.
         devices: as for EvaluationPass.
     """
 
-    def __init__(
-        self,
-        network: PackedNetwork,
-        loss: LossConfig,
-        parameters: Sequence[nn.Parameter],
-        average: Sequence[nn.Parameter],
-        optimizer: torch.optim.Optimizer,
-        clipping: float,
-        devices: Devices | None = None,
-    ):
+    def __init__(self, network: PackedNetwork, loss: LossConfig, update: Update, devices: Devices | None = None):
         super().__init__(network, loss, devices)
-        self.parameters: list[Tensor] = list(parameters)
-        self.average: list[Tensor] = list(average)
-        self.optimizer = optimizer
-        self.clipping = clipping
-        some = self.parameters[0]
+        self.update, self.optimizer = update, update.optimizer
+        some = update.parameters[0]
         # torch's fused kernels on GPUs read rates in float32
         precision = torch.float32 if some.is_cuda else some.dtype
-        self._rates = torch.zeros(len(optimizer.param_groups), dtype=precision, device=some.device)
+        self._rates = torch.zeros(len(self.optimizer.param_groups), dtype=precision, device=some.device)
         self._share = torch.zeros((), dtype=precision, device=some.device)
         # loss of the last step; number of steps; first step that was not finite, and its loss
         self.status = torch.tensor([0.0, 0.0, math.inf, 0.0], dtype=torch.float64, device=some.device)
-        # all gradients and the loss side by side: one sum over the processes, one norm
-        self._flat = some.new_zeros(sum(p.numel() for p in self.parameters) + 1)
-        for p, part in zip(self.parameters, self._flat[:-1].split([p.numel() for p in self.parameters]), strict=True):
-            p.grad = part.view_as(p)
-        self.devices.sum(self._flat)  # the first sum makes connections, which a capture could not
+        self.update.flat.zero_()
+        self.devices.sum(self.update.flat)  # the first sum makes connections, which a capture could not
         self.devices.sum(self.status.new_zeros(3))
         self._make_capturable()
 
@@ -326,7 +309,7 @@ class TrainingPass(EvaluationPass):
             # a count that was read from a file may be on the CPU, where a graph would keep its value of today
             state.update({name: value.to(p.device) for name, value in state.items() if isinstance(value, Tensor)})
         known = {p: {name: value.clone() for name, value in state.items()} for p, state in self.optimizer.state.items()}
-        if all(p in known for p in self.parameters):
+        if all(p in known for p in self.update.parameters):
             return
         self.optimizer.step()  # with gradients and rates of zero
         for p, state in self.optimizer.state.items():
@@ -338,24 +321,16 @@ class TrainingPass(EvaluationPass):
 
     def body(self, batch: PackedBatch) -> None:
         self._gradients(batch)
-        self.devices.sum(self._flat)
-        gradient, loss = self._flat[:-1], self._flat[-1]
-        norm = torch.linalg.vector_norm(gradient)
-        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        self.devices.sum(self.update.flat)
+        finite, loss = self.update.clip(), self.update.flat[-1]
         # a step that is not finite becomes one with gradients and rates of zero, which changes no weight
-        scale = (self.clipping / (norm + 1e-6)).clamp(max=1.0)
-        gradient.copy_(torch.where(finite, gradient * scale, 0))
         self._rates.mul_(finite)
         self._share.mul_(finite)
-        self.optimizer.step()
-        with torch.no_grad():
-            change = list(torch._foreach_sub(self.parameters, self.average))
-            torch._foreach_mul_(change, self._share)
-            torch._foreach_add_(self.average, change)
-            first = ~finite & torch.isinf(self.status[2])
-            self.status[2:] = torch.where(first, torch.stack([self.status[1], loss.double()]), self.status[2:])
-            self.status[0] = loss
-            self.status[1] += 1
+        self.update.move(self._share)
+        first = ~finite & torch.isinf(self.status[2])
+        self.status[2:] = torch.where(first, torch.stack([self.status[1], loss.double()]), self.status[2:])
+        self.status[0] = loss
+        self.status[1] += 1
 
     def warm_up(self, batch: PackedBatch) -> None:
         self._reserve(self.network(batch), batch)  # and forget that result: two at a time are twice the memory
@@ -364,12 +339,7 @@ class TrainingPass(EvaluationPass):
 
     def _gradients(self, batch: PackedBatch) -> None:
         """Compute the loss of a batch, and store its gradients."""
-        loss = self._add(self.network(batch), batch)
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        used = [(p.grad, g) for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
-        places = [place for place, _ in used if place is not None]
-        torch._foreach_copy_(places, [gradient for _, gradient in used])  # the others stay zero
-        self._flat[-1] = loss.detach()
+        self.update.store(self._add(self.network(batch), batch))
 
     def set_rates(self, rates: Sequence[float], share: float) -> None:
         """Set the learning rate of each group of parameters, and the share of the new weights in their average."""

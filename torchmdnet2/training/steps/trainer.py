@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import FrameType
@@ -32,12 +33,12 @@ from ..config.config import TrainingConfig
 from ..config.sections import LossConfig
 from .batches import Batch, Frames, Loader, measured_batches, training_batches
 from .loss import ErrorSums, frame_weights, penalty_sums, residuals, total_loss
-from .optimizers import make_optimizer, set_rate
+from .optimizers import Update, make_optimizer, rates_of
 
 __all__ = [
     "BestEpoch", "Hooks", "Interrupted", "LearningRate", "Properties", "Trainer", "TrainingDiverged",
     "catch_signals", "load_state", "optimizer_tensors", "predict", "restore_optimizer", "save_state", "select",
-    "update_average", "with_volume",
+    "with_volume",
 ]  # fmt: skip
 
 
@@ -268,18 +269,6 @@ class BestEpoch:
         self.loss, self.epoch, self.waited = state["loss"], state["epoch"], state["waited"]
 
 
-@torch.no_grad()
-def update_average(average: nn.Module, current: nn.Module, share: float) -> None:
-    """Move the averaged weights towards the current ones: average ← (1 − share)·average + share·current.
-
-    Args:
-        average, current: modules with the same parameters.
-        share: see `LearningRate.average_share`; 1 copies the current weights.
-    """
-    for a, c in zip(average.parameters(), current.parameters(), strict=True):
-        a.lerp_(c, share)
-
-
 # --- The training loop ---
 #
 # One epoch: every training frame once, in an order that depends on (seed, epoch) alone; then the validation frames with
@@ -377,7 +366,9 @@ class Trainer:
         self.state_path, self.identity = state_path, identity or {}
         self.save_every, self._saved = save_every, time.monotonic()
 
-        self.parameters = [p for p in potential.parameters() if p.requires_grad]
+        pairs = zip(potential.parameters(), self.average.parameters(), strict=True)
+        trained = [(p, average) for p, average in pairs if p.requires_grad]
+        self.parameters, self.averaged = [p for p, _ in trained], [average for _, average in trained]
         self.optimizer = make_optimizer(potential, config.optimizer, config.weight_decay, config.layer_lr_decay)
 
         self.steps_per_epoch = len(training_batches(train, config, 0))  # with a budget, a few more or less later
@@ -470,20 +461,22 @@ class Trainer:
         Args:
             parts: a batch, or its parts by level of theory.
         """
-        set_rate(self.optimizer, self.learning_rate.rate(self.step_count))
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(*parts)
-        largest = self.config.gradient_clipping or math.inf
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, largest)
-        value = float(loss)
-        if not (math.isfinite(value) and math.isfinite(float(norm))):
+        rates = rates_of(self.optimizer, self.learning_rate.rate(self.step_count))
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        value = float(self.backward(*parts))
+        if not self.update.clip():
             raise TrainingDiverged(self._blame(parts, value))
-        self.optimizer.step()
-        update_average(self.average, self.potential, self.learning_rate.average_share(self.step_count))
+        self.update.move(self.learning_rate.average_share(self.step_count))
         return value
 
+    @cached_property
+    def update(self) -> Update:
+        """The end of an eager step."""
+        return Update(self.parameters, self.averaged, self.optimizer, self.config.gradient_clipping)
+
     def backward(self, *parts: Batch) -> Tensor:
-        """The loss of a batch; its gradients are added to those of the parameters, its errors to those of the epoch.
+        """The loss of a batch; its gradients become those of the parameters, its errors are added to the epoch's.
 
         Args:
             parts: as for `step`.
@@ -499,11 +492,7 @@ class Trainer:
                 sums[name] = (total, count) if known is None else (known[0] + total, known[1] + count)
             self.sums.add(found, batch.sample.system, weights)
         loss = total_loss(sums, loss_config) if sums else torch.zeros(())
-        if sums:
-            loss.backward()
-        for p in self.parameters:  # nothing to learn: gradients of zero, as in a packed step, where momentum goes on
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
+        self.update.store(loss)
         return loss.detach()
 
     def end_epoch(self, hooks: Hooks) -> int | None:
