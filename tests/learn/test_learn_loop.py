@@ -95,7 +95,7 @@ def test_rounds_until_the_budget_is_spent(finished):
     assert finished == {"reason": result.reason, "stable": False, "rounds": 3, "asked": 4, "failed": 0}
     page = (folder / "report.html").read_text()
     assert "the budget of 4 labels is spent" in page and "data:image/png;base64" in page and "<script" not in page
-    assert "start frame(s) labelled again" in said and "round 1: 3 labels asked for, 0 failed" in said
+    assert "start frame(s) labelled again" in said and "round 1: 3 labels requested, 0 failed" in said
     assert "round 2: dynamics took" in said
 
 
@@ -142,7 +142,7 @@ def test_files_of_others_are_not_replaced(raw_learn, name):
     folder = Path(raw_learn["output"]["folder"])
     folder.mkdir()
     (folder / name).write_text("mine")
-    with pytest.raises(BadConfig, match=f"holds {name} of something else"):
+    with pytest.raises(BadConfig, match=f"holds the file {name}, which is not of a run"):
         run_learning(parse_learn_config(raw_learn))
     assert (folder / name).read_text() == "mine"
 
@@ -154,7 +154,7 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
         atoms.calc.results["forces"] /= 27.2
     write(tmp_path / "hartree.xyz", frames, format="extxyz")
     raw = changed(raw_learn, start__file=str(tmp_path / "hartree.xyz"))
-    with pytest.raises(BadData, match=r"not those of the labeller: energies differ by .* meV/atom"):
+    with pytest.raises(BadData, match=r"differ from those of the labeller: energies by .* meV/atom"):
         run_learning(parse_learn_config(raw))
     # the mistake can be corrected in the same folder
     folder = Path(raw["output"]["folder"])
@@ -165,7 +165,7 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
     with pytest.raises(BadConfig, match=r"start\.frames: should be greater than or equal to 2, got 1"):
         run_learning(parse_learn_config(changed(raw_learn, start__frames=1)))
     named = changed(raw_learn, start__level_of_theory="PBE0")
-    with pytest.raises(BadConfig, match=r"start\.level_of_theory: is PBE0, and the labeller computes Morse"):
+    with pytest.raises(BadConfig, match=r"start\.level_of_theory: is PBE0, but the labeller computes Morse"):
         parse_learn_config(named)
 
 
@@ -187,7 +187,7 @@ def test_nothing_left_to_select(raw_learn, monkeypatch):
 
     monkeypatch.setattr(loop, "explore", explore)
     result = run_learning(parse_learn_config(raw_learn))
-    assert result.reason.startswith("there is no frame left to select") and not result.stable
+    assert result.reason.startswith("no frame is left to select") and not result.stable
 
 
 # --- bad configurations ------------------------------------------------------------------------------------------
@@ -205,12 +205,12 @@ def test_nothing_left_to_select(raw_learn, monkeypatch):
         ),
         (
             {"labels__labeller": {"name": "command", "command": ["x"], "level_of_theory": "x", "output": "a/b.xyz"}},
-            "should be the name of a file, without a folder, got a/b.xyz",
+            "must be the name of a file, without a folder, got a/b.xyz",
         ),
         ({"selection": {"name": "disagrement"}}, "unknown selection 'disagrement', did you mean 'disagreement'"),
         ({"selection__lowest": 2000.0}, r"selection: lowest \(2000.0\) must be below"),
         ({"dynamics__temperatures": []}, r"dynamics\.temperatures"),
-        ({"dynamics__temperatures": [300.0, 300.0]}, "one is given twice"),
+        ({"dynamics__temperatures": [300.0, 300.0]}, "a temperature is given twice"),
         ({"dynamics__every": 5.0}, r"every \(5.0 ps\) must be between"),
         ({"members": 1}, "members: should be greater than or equal to 2, got 1"),
         ({"train__model__hiden_channels": 3}, r"train: model\.hiden_channels: unknown key, did you mean"),
@@ -382,7 +382,7 @@ def test_a_signal_says_how_to_go_on(raw_learn, monkeypatch):
 
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(loop, "explore", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"stopped by SIGTERM; what is done is kept in .*--resume auto") as stop:
+    with pytest.raises(KeyboardInterrupt, match=r"by SIGTERM; finished work is kept in .*--resume auto") as stop:
         run_learning(parse_learn_config(raw_learn))
     assert stop.value.exit_code == 143
     assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]

@@ -1,4 +1,4 @@
-"""Active learning: dynamics, selection of frames, labels, training, in a loop."""
+"""Active learning: a loop of dynamics, selection of frames, labels and training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used, so that processes that label frames start quickly."""
+    """Import a public name at its first use, so that processes that label frames start quickly."""
     if name in _HOME:
         return getattr(import_module(f"torchmdnet2.learn.{_HOME[name]}"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,6 +1,6 @@
-"""The configuration of active learning: these classes are the whole YAML of `torchmdnet2 learn`.
+"""The configuration of active learning: these classes define the YAML of `torchmdnet2 learn`.
 
-The section `train` is a training configuration as `torchmdnet2 train` reads it, without what the loop sets itself.
+The section `train` is a configuration of `torchmdnet2 train`, without the settings that the loop makes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class KeysConfig(Section):
 
     energy: str = Field(default="energy", description="total energy")
     forces: str = Field(default="forces", description="forces")
-    charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")
-    spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
+    charge: str | None = Field(default=None, description="total charge in e; null: 'charge' if present, else 0")
+    spin: str | None = Field(default=None, description="multiplicity; null: 'spin' if present")
 
 
 class UnitsConfig(Section):
@@ -60,32 +60,36 @@ class StartConfig(Section):
 
     file: str | list[str] = Field(description="data file(s): labelled frames, or structures")
     frames: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="take so many of them, evenly from all over the file(s); null: all"
+        default=None, description="number of frames to take, evenly spread over the file(s); null: all"
     )
-    labelled: bool = Field(default=True, description="false: they are labelled first, which counts to the budget")
+    labelled: bool = Field(
+        default=True, description="false: the frames are labelled first, which counts towards the budget"
+    )
     keys: KeysConfig = Field(default_factory=KeysConfig)
     units: UnitsConfig = Field(default_factory=UnitsConfig)
     level_of_theory: str | None = Field(
-        default=None, description="of the labels; must be that of the labeller. null: not stated"
+        default=None, description="level of theory of the labels; must be the labeller's. null: not stated"
     )
     verify: Annotated[int, Field(ge=0)] = Field(
-        default=1, description="label so many of them again at the beginning, and stop if the labels differ"
+        default=1, description="number of frames that are labelled again at the start; the run stops if labels differ"
     )
 
 
 class LabelsConfig(Section):
-    """What computes labels, how many, how many at once."""
+    """The labeller, the number of labels, and the number of processes."""
 
     labeller: dict[str, Any] = Field(
         default_factory=lambda: {"name": "gfn2-xtb"}, validate_default=True, description="name, and its arguments"
     )
-    budget: Whole = Field(default=200, description="stop when so many labels were asked for, failed ones included")
+    budget: Whole = Field(default=200, description="stop after this number of labels, failed ones included")
     per_round: Whole = Field(default=16, description="labels between two trainings")
-    processes: Whole = Field(default=1, description="frames that are labelled at once")
+    processes: Whole = Field(default=1, description="number of frames that are labelled at once")
     threads: Whole = Field(default=1, description="OMP_NUM_THREADS of each of these processes")
-    timeout: Positive | None = Field(default=600.0, description="s for one frame, which is kept aside then; null: none")
+    timeout: Positive | None = Field(
+        default=600.0, description="s for one frame, which is then put aside; null: no limit"
+    )
     max_force: Positive | None = Field(
-        default=50.0, description="eV/Å; frames with larger forces are kept aside; null: none"
+        default=50.0, description="eV/Å; frames with larger forces are put aside; null: no limit"
     )
 
     @field_validator("labeller", mode="before")
@@ -95,12 +99,16 @@ class LabelsConfig(Section):
 
 
 class DynamicsConfig(Section):
-    """Langevin dynamics that look for frames, and tell whether the models are stable."""
+    """Langevin dynamics that look for frames and show whether the models are stable."""
 
-    starts: str | list[str] | None = Field(default=None, description="structures to start from; null: those of start")
+    starts: str | list[str] | None = Field(
+        default=None, description="structures to start from; null: the frames of start"
+    )
     temperatures: Annotated[list[Positive], Field(min_length=1)] = Field(default=[300.0, 600.0], description="K")
     time: Positive = Field(default=5.0, description="ps")
-    replicas: Whole = Field(default=16, description="at each temperature; replica k runs with member k modulo members")
+    replicas: Whole = Field(
+        default=16, description="number at each temperature; replica k runs with member k modulo members"
+    )
     timestep: Positive = Field(default=0.5, description="fs")
     friction: Positive = Field(default=FRICTION, description="1/ps")
     every: Positive = Field(default=0.05, description="ps between two frames that may be selected")
@@ -110,7 +118,7 @@ class DynamicsConfig(Section):
         if self.time < self.every or self.every < 1e-3 * self.timestep:
             raise ValueError(f"every ({self.every} ps) must be between one timestep and time ({self.time} ps)")
         if len(set(self.temperatures)) < len(self.temperatures):
-            raise ValueError("temperatures: one is given twice")
+            raise ValueError("temperatures: a temperature is given twice")
         return self
 
 
@@ -118,18 +126,18 @@ class StopConfig(Section):
     """When the loop ends."""
 
     whole: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0, description="part of the replicas that stay whole, at every temperature"
+        default=1.0, description="fraction of the replicas that must stay whole, at every temperature"
     )
     spread: Positive | None = Field(
-        default=None, description="eV/Å; and the spread of 99 of 100 frames is below this, at every temperature"
+        default=None, description="eV/Å; the spread of 99 % of the frames must also be below, at every temperature"
     )
-    rounds: Whole = Field(default=20, description="trainings at most")
+    rounds: Whole = Field(default=20, description="largest number of trainings")
 
 
 class FolderConfig(Section):
     """The folder of the run."""
 
-    folder: str = Field(default="runs/learn", min_length=1, description="made when it does not exist")
+    folder: str = Field(default="runs/learn", min_length=1, description="made if it does not exist")
 
 
 class LearnConfig(Section):
@@ -144,19 +152,19 @@ class LearnConfig(Section):
     stop: StopConfig = Field(default_factory=StopConfig)
     members: Annotated[int, Field(ge=2)] = Field(default=3, description="models of the committee")
     validation: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.1, description="part of the frames that is not trained on and chooses the best epoch"
+        default=0.1, description="fraction of the frames that is not trained on and chooses the best epoch"
     )
     train: dict[str, Any] = Field(
         default_factory=dict,
         description="the first training: model, head, priors, init, training; see docs/training.md",
     )
     refine: dict[str, Any] = Field(
-        default_factory=dict, description="keys of train.training that differ in later rounds, as {max_epochs: 20}"
+        default_factory=dict, description="keys of train.training that differ in later rounds, such as {max_epochs: 20}"
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        default=0, description="of weights, batches, velocities, noise and random selection"
+        default=0, description="seed of weights, batches, velocities, noise and random selection"
     )
-    licence: str = Field(default="not stated", description="of the models, for their cards")
+    licence: str = Field(default="not stated", description="licence of the models, for their cards")
     output: FolderConfig = Field(default_factory=FolderConfig)
 
     @field_validator("selection", mode="before")
@@ -165,23 +173,23 @@ class LearnConfig(Section):
         return validate_choice(value, SELECTIONS, "disagreement")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, defaults filled in."""
+        """Return plain data with all defaults."""
         return self.model_dump()
 
     def training(
         self, first: bool, data: Mapping[str, Any], folder: Path, seed: int, init: str | None = None
     ) -> Config:
-        """The configuration of one training.
+        """Return the configuration of one training.
 
         Args:
-            first: whether it is of the first round.
-            data: its section `data`.
-            folder: of its output.
-            seed: its own.
+            first: True in the first round.
+            data: the section `data`.
+            folder: folder of the output.
+            seed: seed of the training.
             init: model file to start from, in later rounds.
 
         Raises:
-            BadConfig: `train` or `refine` is not right.
+            BadConfig: `train` or `refine` is not valid.
         """
         raw: dict[str, Any] = dict(self.train) if first else {"init": {"file": init}}
         given = self.train.get("training") or {}
@@ -203,11 +211,11 @@ def parse_learn_config(raw: Any, source: str = "configuration") -> LearnConfig:
     """Check plain data against the schema, the sections for trainings included.
 
     Raises:
-        BadConfig: every finding, each with its dotted path.
+        BadConfig: the configuration is not valid; the message lists all faults with their dotted paths.
     """
     if not isinstance(raw, Mapping):
         raise BadConfig(
-            f"{source}: not a configuration: that is a YAML file with sections (start, labels, dynamics, …); "
+            f"{source}: not a configuration: it must be a YAML file with sections (start, labels, dynamics, …); "
             "`torchmdnet2 config --learn` prints one to start from"
         )
     try:
@@ -221,8 +229,8 @@ def parse_learn_config(raw: Any, source: str = "configuration") -> LearnConfig:
         ours, theirs = make_labeller(config.labels.labeller).level_of_theory, config.start.level_of_theory
         if config.start.labelled and theirs not in (None, ours):
             raise BadConfig(
-                f"start.level_of_theory: is {theirs}, and the labeller computes {ours}; labels of two levels cannot be "
-                "trained on together. Set start.labelled to false, to have the structures labelled anew"
+                f"start.level_of_theory: is {theirs}, but the labeller computes {ours}; labels of two levels cannot be "
+                "trained on together. Set start.labelled to false, to label the structures again"
             )
     except BadConfig as error:
         raise BadConfig(f"{source}: {error}") from None
@@ -235,7 +243,7 @@ def _refuse_idle(config: LearnConfig) -> None:
     if not start.labelled:
         for key in ("verify", "level_of_theory"):
             if getattr(start, key) != StartConfig.model_fields[key].default and getattr(start, key):
-                raise BadConfig(f"start.{key}: has no effect: it needs start.labelled, labels that are there")
+                raise BadConfig(f"start.{key}: has no effect: it needs frames with labels (start.labelled)")
     if config.stop.rounds == 1 and config.refine:
         raise BadConfig("refine: has no effect: stop.rounds is 1, and there are no later rounds")
 
@@ -260,12 +268,12 @@ def load_learn_config(path: str | os.PathLike, overrides: Iterable[str] = ()) ->
     """Read and check a configuration file.
 
     Args:
-        path: YAML.
-        overrides: "dotted.key=value" each, the value being YAML.
+        path: path of the YAML file.
+        overrides: texts "dotted.key=value" with a value in YAML.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadConfig: not YAML, an unknown key, a wrong type, a value out of range.
+        FileNotFoundError: the file does not exist.
+        BadConfig: the file is not YAML, a key is unknown, or a value has a wrong type or is out of range.
     """
     return parse_learn_config(read_config(path, overrides), str(path))
 
@@ -274,9 +282,9 @@ def load_learn_config(path: str | os.PathLike, overrides: Iterable[str] = ()) ->
 
 
 def default_learn_yaml() -> str:
-    """A configuration with all keys, their defaults and their meaning; only `start.file` is left to be filled in.
+    """Return a configuration with all keys, defaults and descriptions; only `start.file` has to be filled in.
 
-    Other labellers, and the arguments of each, are listed at the end as comments.
+    Comments at the end list other labellers and their arguments.
     """
     lines = ["# torchmdnet2 learn: every key, its default and its meaning.", ""]
     for name, field in LearnConfig.model_fields.items():

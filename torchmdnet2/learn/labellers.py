@@ -1,7 +1,7 @@
-"""Labellers: what computes the energy and forces of a frame. One class per method, registered under a name.
+"""Labellers compute the energy and forces of a frame. Each method is a class that is registered under a name.
 
-A plug-in registers its own with `@LABELLERS.register("name")`; the arguments of its class are keys of
-`labels.labeller` in the configuration.
+A plug-in registers a class with `@LABELLERS.register("name")`. The arguments of the class are keys of `labels.labeller`
+in the configuration.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ LABELLERS: Registry[Any] = Registry("labeller")
 
 
 class LabellingFailed(RuntimeError):
-    """A frame could not be labelled; the message says why. The frame is kept aside, and the others are labelled."""
+    """A frame could not be labelled; the message says why. The frame is put aside, and the others are labelled."""
 
 
 class Labels(NamedTuple):
     """Labels of one frame.
 
     Attributes:
-        energy: eV.
-        forces: [n, 3] eV/Å.
+        energy: energy in eV.
+        forces: [n, 3] forces in eV/Å.
     """
 
     energy: float
@@ -45,37 +45,37 @@ class Labels(NamedTuple):
 
 
 class Labeller(ABC):
-    """Computes labels. One is made in each worker process, from its name and arguments.
+    """Base class of labellers. Each worker process makes one, from its name and arguments.
 
-    A label must not depend on the frames before it, so that an interrupted run can be repeated: start every
-    calculation anew.
+    A label must not depend on earlier frames, so that an interrupted run can be repeated: start every calculation from
+    scratch.
 
     Attributes:
-        level_of_theory: for model cards; frames of another level are refused.
-        files: that it reads, whose change between two starts of a run is an error.
+        level_of_theory: level of theory for model cards; frames of another level are refused.
+        files: files that the labeller reads; a change of one between two starts of a run is an error.
     """
 
     level_of_theory: str
     files: tuple[str, ...] = ()
 
     def check(self) -> None:  # noqa: B027
-        """Raise MissingBackend or BadConfig where a program or file is missing; called before anything is computed."""
+        """Raise MissingBackend or BadConfig if a program or file is missing; called before the first label."""
 
     @abstractmethod
     def __call__(self, atoms: Atoms, folder: Path) -> Labels:
         """Label a frame.
 
         Args:
-            atoms: charge in e and spin multiplicity in `info`, if they are known.
-            folder: an empty folder for files, which is also the current one. It is kept where labelling fails.
+            atoms: the frame, with charge in e and multiplicity in `info` if known.
+            folder: an empty folder for files, which is also the current one. It is kept if labelling fails.
 
         Raises:
-            Exception: of any kind, where there is no label; its message is kept with the frame.
+            Exception: any error means that there is no label; its message is stored with the frame.
         """
 
 
 def make_labeller(section: Mapping[str, Any]) -> Labeller:
-    """The labeller of {"name": …, arguments}."""
+    """Return the labeller of {"name": …, arguments}."""
     arguments = dict(section)
     return LABELLERS[arguments.pop("name")](**arguments)
 
@@ -87,9 +87,9 @@ class Gfn2Xtb(Labeller):
     C. Bannwarth, S. Ehlert, S. Grimme, J. Chem. Theory Comput. 15, 1652 (2019), doi:10.1021/acs.jctc.8b01176.
 
     Args:
-        accuracy: of tblite; smaller is more accurate.
-        electronic_temperature: K.
-        max_iterations: of the self-consistent charges; a frame that needs more is kept aside.
+        accuracy: tblite's accuracy; smaller values are more accurate.
+        electronic_temperature: electronic temperature in K.
+        max_iterations: largest number of iterations of the charges; a frame that needs more is put aside.
     """
 
     method = "GFN2-xTB"
@@ -127,16 +127,17 @@ class Gfn1Xtb(Gfn2Xtb):
 
 @LABELLERS.register("ase")
 class AseLabeller(Labeller):
-    """A calculator of ASE by its name there, as orca, psi4, cp2k, gaussian, vasp, espresso.
+    """A calculator of ASE by its name, such as orca, psi4, cp2k, gaussian, vasp or espresso.
 
-    Programs are found as ASE's documentation says, by its configuration file or the variables ASE_…_COMMAND.
+    ASE finds programs by its configuration file or the variables ASE_…_COMMAND; see its documentation.
 
     Args:
         calculator: name in ASE, in lower-case letters.
-        level_of_theory: of the labels, for the model card.
-        arguments: of the calculator, as in {charge: 0, mult: 1, orcasimpleinput: "wB97X-D3 def2-TZVP EnGrad"}.
-        charge_argument: name of the calculator's argument for the total charge of a frame in e; null: it has none.
-        spin_argument: name of its argument for the multiplicity 2S+1; null: it has none.
+        level_of_theory: level of theory of the labels, for the model card.
+        arguments: arguments of the calculator, as in {charge: 0, mult: 1, orcasimpleinput: "wB97X-D3 def2-TZVP
+            EnGrad"}.
+        charge_argument: the calculator's argument for the total charge of a frame in e; null: it has none.
+        spin_argument: the calculator's argument for the multiplicity 2S+1; null: it has none.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class AseLabeller(Labeller):
             self._make({})
         except ImportError as error:
             raise MissingBackend(f"labels.labeller: the calculator {self.calculator} cannot be used: {error}") from None
-        except Exception as error:  # calculators raise whatever they like
+        except Exception as error:  # calculators raise errors of any kind
             raise BadConfig(
                 f"labels.labeller: the calculator {self.calculator} cannot be made of these arguments: "
                 f"{type(error).__name__}: {error}"
@@ -196,13 +197,13 @@ class AseLabeller(Labeller):
 
 @LABELLERS.register("teacher")
 class Teacher(Labeller):
-    """Another potential, in float64.
+    """Another potential as teacher, in float64.
 
     Args:
         file: its .tmn file, or the ensemble.json of an ensemble.
-        level_of_theory: of its labels; null: as the file says.
+        level_of_theory: level of theory of the labels; null: as stated in the file.
         device: cpu, cuda or cuda:N.
-        level: which level of theory of a file that has several; null: its default.
+        level: the level of theory to use of a file with several; null: its default.
     """
 
     def __init__(self, file: str, level_of_theory: str | None = None, device: str = "cpu", level: str | None = None):
@@ -241,22 +242,22 @@ class Teacher(Labeller):
 class Command(Labeller):
     """A program that reads a frame from a file and writes it with labels to another. It runs with your rights.
 
-    The program is started directly, without a shell, in a separate folder: name it, and its files, by their full
-    paths. Input: extended XYZ, with charge and spin in the second line. Output: any format of ASE with energy in eV and
-    forces in eV/Å, of the same atoms in the same order. Another exit code than 0 is a failure.
+    The program starts without a shell, in a separate folder: give full paths of the program and its files. The input is
+    extended XYZ, with charge and spin in the second line. The output has any format of ASE, with energy in eV and
+    forces in eV/Å for the same atoms in the same order. An exit code other than 0 is a failure.
 
     Args:
         command: program and arguments; {input} and {output} stand for the names of the files.
-        level_of_theory: of the labels, for the model card.
-        output: name of the file that it writes.
-        format: of that file, by its name in ase.io; null: by the file's name.
+        level_of_theory: level of theory of the labels, for the model card.
+        output: name of the file that the program writes.
+        format: name of the output's format in ase.io; null: the file's name decides.
     """
 
     def __init__(self, command: list[str], level_of_theory: str, output: str = "output.xyz", format: str | None = None):
         if not command or ("{output}" not in " ".join(command) and output == "output.xyz"):
-            raise BadConfig("labels.labeller.command: should be a list: the program, and arguments with {output}")
+            raise BadConfig("labels.labeller.command: must be a list: the program, and arguments with {output}")
         if Path(output).name != output:
-            raise BadConfig(f"labels.labeller.output: should be the name of a file, without a folder, got {output}")
+            raise BadConfig(f"labels.labeller.output: must be the name of a file, without a folder, got {output}")
         self.command, self.level_of_theory, self.output, self.format = command, level_of_theory, output, format
 
     def check(self) -> None:
@@ -286,6 +287,6 @@ class Command(Labeller):
 
 def _by_calculator(atoms: Atoms, calculator: BaseCalculator) -> Labels:
     atoms = atoms.copy()
-    atoms.set_constraint()  # which would set forces to zero
+    atoms.set_constraint()  # constraints would set forces to zero
     atoms.calc = calculator
     return Labels(float(atoms.get_potential_energy()), np.array(atoms.get_forces(), dtype=np.float64))

@@ -1,6 +1,7 @@
-"""A process that labels frames: it gets (number, frame, folder) through a pipe and gives back (number, labels, error).
+"""Labelling of frames in worker processes.
 
-Nothing heavy is imported before the number of threads is set.
+A worker receives (number, frame, folder) through a pipe and returns (number, labels, error). It imports numerical
+libraries only after the number of threads is set.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ def serve(pipe: Connection, section: Mapping[str, Any], threads: int) -> None:
     """Label frames until the other end of the pipe is closed.
 
     Args:
-        pipe: to the pool.
+        pipe: connection to the pool.
         section: name and arguments of the labeller.
-        threads: of each calculation.
+        threads: number of threads of each calculation.
     """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)  # of this process, before the libraries are loaded that read them
+        os.environ[name] = str(threads)  # set before the libraries that read them are loaded
     if hasattr(os, "setsid"):
-        os.setsid()  # with the programs that it starts, a group that can be ended together
-    with suppress(EOFError, OSError, KeyboardInterrupt):  # the pool has gone
+        os.setsid()  # a group with the programs that it starts, which can be ended together
+    with suppress(EOFError, OSError, KeyboardInterrupt):  # the pool has ended
         while True:
             number, atoms, folder = pipe.recv()
             pipe.send((number, *_attempt(section, atoms, folder)))
@@ -55,10 +56,10 @@ _made: dict[str, Any] = {}
 
 
 def _attempt(section: Mapping[str, Any], atoms: Any, folder: str) -> tuple[Any, str | None]:
-    """Labels and None, or None and why there are none."""
+    """Return labels and None, or None and the reason of the failure."""
     here = Path.cwd()
     os.chdir(folder)
-    with open("output.log", "wb") as log:  # what programs print belongs to the frame, not to the console
+    with open("output.log", "wb") as log:  # output of programs is kept with the frame
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     try:
@@ -70,7 +71,7 @@ def _attempt(section: Mapping[str, Any], atoms: Any, folder: str) -> tuple[Any, 
             os.chdir(folder)
         labels = _made["labeller"](atoms, Path(folder))
         return (float(labels.energy), labels.forces), None
-    except Exception as error:  # a labeller may fail in any way; the frame is kept aside
+    except Exception as error:  # a labeller may fail in any way; the frame is put aside
         words = " ".join(str(error).split())
         kind = type(error).__name__
         return None, words if kind == "LabellingFailed" else f"{kind}: {words}" if words else kind
@@ -78,12 +79,12 @@ def _attempt(section: Mapping[str, Any], atoms: Any, folder: str) -> tuple[Any, 
         os.chdir(here)
 
 
-# --- Worker processes that label frames side by side; one that hangs or dies costs its frame, not the run ---
+# --- The pool of workers; one that hangs or dies costs its frame, not the run ---
 
 
 @dataclass(frozen=True)
 class Task:
-    """A frame to label, its number, and the folder that files go to."""
+    """A frame to label, its number, and the folder for its files."""
 
     number: int
     atoms: Atoms
@@ -92,7 +93,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: labels, or the reason why there are none."""
+    """The result of a task: labels, or the reason of the failure."""
 
     number: int
     labels: Labels | None
@@ -102,13 +103,13 @@ class Outcome:
 def label_all(
     tasks: Iterable[Task], section: Mapping[str, Any], processes: int, threads: int, timeout: float | None
 ) -> Iterator[Outcome]:
-    """Label frames, several at once; outcomes come in the order in which they are ready.
+    """Label frames, several at once, and yield outcomes in the order in which they are ready.
 
     Args:
-        tasks: frames; started in this order.
+        tasks: the frames, which are started in this order.
         section: name and arguments of the labeller.
-        processes: how many frames at once.
-        threads: of each calculation.
+        processes: number of frames at once.
+        threads: number of threads of each calculation.
         timeout: seconds for one frame; None: no limit.
     """
     waiting = list(tasks)[::-1]
@@ -131,7 +132,7 @@ def label_all(
 
 
 class _Worker:
-    """One process, started when there is something to do, and anew after it died."""
+    """One worker process, which is started for its first task and again after it has died."""
 
     def __init__(self, section: Mapping[str, Any], threads: int, timeout: float | None):
         self.section, self.threads, self.timeout = section, threads, timeout
@@ -147,16 +148,16 @@ class _Worker:
             self._process.start()
             theirs.close()
         self.task, self._since = task, time.monotonic()
-        with suppress(OSError):  # of a process that died: found when its outcome is collected
+        with suppress(OSError):  # the process has died, which `collect` finds
             self.pipe.send((task.number, task.atoms, str(task.folder)))
 
     @property
     def left(self) -> float:
-        """Seconds until the time of the task is over."""
+        """Return the seconds that are left for the task."""
         return float("inf") if self.timeout is None else self._since + self.timeout - time.monotonic()
 
     def collect(self, ready: bool) -> Outcome | None:
-        """What became of the task; None while it runs."""
+        """Return the outcome of the task; None while it runs."""
         task = self.task
         assert task is not None
         if ready:
@@ -184,35 +185,35 @@ class _Worker:
         if self.task is None:
             self._process.join(1.0)
         if self.task is not None or self._process.is_alive():
-            with suppress(OSError, AttributeError):  # no such group any more; not on Windows
+            with suppress(OSError, AttributeError):  # the group has ended; Windows has no groups
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
             self._process.join()
         self._process = None
 
 
-# --- The labels of a round: frames go to the labeller, results to a file as soon as they are there, failures aside ---
+# --- The labels of a round; each result is written to a file at once ---
 
 RESULTS, LABELLED, FAILED, LABELS = "labels.jsonl", "labelled.xyz", "failed.xyz", "labels"
 
 
 def label_frames(frames: Sequence[Atoms], folder: Path, config: LabelsConfig, say: Callable[[str], None]) -> None:
-    """Label frames; writes labelled.xyz and failed.xyz, both in the order of the frames, however they became ready.
+    """Label frames; write labelled.xyz and failed.xyz, both in the order of the frames.
 
-    Results are appended to labels.jsonl one by one, and are not computed again after an interruption.
+    Each result is appended to labels.jsonl, and is not computed again after an interruption.
 
     Args:
-        frames: what to label.
-        folder: of the round.
-        config: the labeller, and how many at once.
-        say: called with every failure.
+        frames: frames to label.
+        folder: folder of the round.
+        config: the section `labels`.
+        say: function that is called with a message for every failure.
     """
     done = _read_results(folder / RESULTS)
     tasks = []
     for number, atoms in enumerate(frames):
         if number not in done:
             aside = folder / LABELS / f"{number:04d}"
-            shutil.rmtree(aside, ignore_errors=True)  # of an interrupted attempt
+            shutil.rmtree(aside, ignore_errors=True)  # files of an interrupted attempt
             aside.mkdir(parents=True)
             tasks.append(Task(number, atoms, aside))
     with (folder / RESULTS).open("ab", buffering=0) as file:
@@ -239,19 +240,19 @@ def label_frames(frames: Sequence[Atoms], folder: Path, config: LabelsConfig, sa
 
 
 def put_aside(folder: Path) -> None:
-    """Undo the end of a round of which no frame was labelled: `label_frames` tries all of them again.
+    """Undo the end of a round in which no frame was labelled, so that `label_frames` tries all of them again.
 
     The results are kept as failed.jsonl.
 
     Args:
-        folder: of the round.
+        folder: folder of the round.
     """
-    (folder / LABELLED).unlink()  # first: what is killed here ends with the same failures once more, and loses nothing
+    (folder / LABELLED).unlink()  # first, so that a run killed here finds the same failures again and loses nothing
     (folder / RESULTS).replace(folder / "failed.jsonl")
 
 
 def _row(outcome: Outcome, atoms: Atoms, max_force: float | None) -> dict[str, Any]:
-    """The line of a frame: its labels, or why they are not taken."""
+    """Return the line of a frame: its labels, or the reason why they are not used."""
     labels, reason = outcome.labels, outcome.reason
     if labels is not None:
         reason = _fault(labels, len(atoms), max_force)
@@ -263,7 +264,7 @@ def _row(outcome: Outcome, atoms: Atoms, max_force: float | None) -> dict[str, A
 def _fault(labels: Labels, num_atoms: int, max_force: float | None) -> str:
     forces = np.asarray(labels.forces)
     if forces.shape != (num_atoms, 3):
-        return f"the forces have the shape {list(forces.shape)}, and there are {num_atoms} atoms"
+        return f"the forces have the shape {list(forces.shape)}, but there are {num_atoms} atoms"
     if not (math.isfinite(labels.energy) and np.isfinite(forces).all()):
         return "energy or forces are not finite"
     largest = float(np.linalg.norm(forces, axis=1).max(initial=0.0))
@@ -273,7 +274,7 @@ def _fault(labels: Labels, num_atoms: int, max_force: float | None) -> str:
 
 
 def _read_results(path: Path) -> dict[int, dict[str, Any]]:
-    """Results so far; a line that a killed process has not finished is removed."""
+    """Return the results so far; remove a last line that a killed process has not finished."""
     if not path.is_file():
         return {}
     content = path.read_bytes()

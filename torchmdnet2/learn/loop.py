@@ -1,4 +1,4 @@
-"""Active learning: dynamics, selection, labels and training in rounds, each step on disk before the next."""
+"""The loop of active learning: rounds of dynamics, selection, labels and training, each stored before the next."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_ATOMS = 4096  # of a batch that the committee evaluates
+_ATOMS = 4096  # largest number of atoms in a batch of the committee
 
 
 class _Sampled(ReplicaRun):
@@ -79,7 +79,7 @@ class _Sampled(ReplicaRun):
 
     Args:
         number, index, start, bonds, options: as for ReplicaRun.
-        member: that runs it.
+        member: number of the member that runs it.
         interval: steps between two kept frames.
     """
 
@@ -96,7 +96,7 @@ class _Sampled(ReplicaRun):
             self.kept[state.step] = state.pos.numpy().copy()
 
     def trajectory(self, committee: Ensemble) -> Trajectory:
-        """Its frames, with the last ones before it broke, and the spread of the committee in each."""
+        """Return its frames, with the last ones before it broke, and the spread of the committee in each."""
         result, ps = self.result, 1e-3 * self.options.timestep
         frames = dict(self.kept)
         for atoms in result.frames:
@@ -128,15 +128,15 @@ def explore(
     """Run Langevin dynamics of all replicas at one temperature, as `check_stability` does.
 
     Args:
-        committee: its members run the replicas: replica k runs with member k modulo their number.
-        starts: structures, from which starts are taken evenly; bonds have their mean length over them.
-        temperature: K.
-        config: time, replicas and so on.
+        committee: the models; replica k runs with member k modulo their number.
+        starts: structures from which starts are chosen evenly; the reference length of a bond is its mean over them.
+        temperature: temperature in K.
+        config: the section `dynamics`.
         seed: replica k has seed + k.
-        console: where progress is shown; None is silent.
+        console: console for progress; None shows nothing.
 
     Raises:
-        UnknownElement, UntrainedCharge: a start is not one for these models.
+        UnknownElement, UntrainedCharge: the models do not know an element or the charge of a start.
         Unphysical: atoms overlap in a start.
     """
     members = committee.members
@@ -159,12 +159,12 @@ def explore(
 
 
 def force_spread(committee: Ensemble, system: System, pos: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[K] eV/Å, the standard deviation of the members' forces on the atom where it is largest.
+    """Return the standard deviation of the members' forces on the atom where it is largest, [K] eV/Å.
 
     Args:
-        committee: of the models.
+        committee: the models.
         system: one structure of n atoms.
-        pos: [K, n, 3] Å.
+        pos: [K, n, 3] positions of K frames in Å.
     """
     n, found = system.num_atoms, [np.zeros(0)]
     size = max(1, _ATOMS // n)
@@ -177,15 +177,15 @@ def force_spread(committee: Ensemble, system: System, pos: NDArray[np.float64]) 
     return np.concatenate(found)
 
 
-# --- The start of a run: first frames, structures to start dynamics from, and whether labels fit the labeller ---
+# --- The start of a run: first frames, starts of the dynamics, comparison of labels with the labeller ---
 
 START, STARTS, VERIFY = "start.xyz", "starts.xyz", "verify"
 ENERGY, FORCE = 5e-3, 0.05
-"""eV per atom and eV/Å: by more than this, labels of the same method do not differ."""
+"""Largest differences between labels of the same method, eV per atom and eV/Å."""
 
 
 def prepare_start(config: LearnConfig, folder: Path) -> None:
-    """Write start.xyz, the frames to begin with, and starts.xyz, where dynamics start.
+    """Write start.xyz, the first frames, and starts.xyz, the starts of the dynamics.
 
     Raises:
         FileNotFoundError, BadData: a file is missing or cannot be used.
@@ -200,7 +200,7 @@ def prepare_start(config: LearnConfig, folder: Path) -> None:
             frames = structures(start.file)
         frames = spread_over(frames, start.frames)
         if len(frames) < 2:
-            raise BadConfig("start.file: has one frame; two are needed at least, to train on one and validate on one")
+            raise BadConfig("start.file: has one frame; at least two are needed, to train on one and validate on one")
         for k, atoms in enumerate(frames):
             atoms.info.update(round=0, reason="start", start=k)
         write_frames(folder / START, frames)
@@ -213,7 +213,7 @@ def verify_start(config: LearnConfig, folder: Path, say: Callable[[str], None]) 
     """Label some labelled start frames again, in the folder `verify`, and compare.
 
     Raises:
-        BadData: labels differ, or cannot be computed: other units, another method or other settings.
+        BadData: labels cannot be computed, or differ, since units, method or settings differ.
     """
     count = config.start.verify if config.start.labelled else 0
     if not count:
@@ -232,9 +232,9 @@ def verify_start(config: LearnConfig, folder: Path, say: Callable[[str], None]) 
         force = max(force, float(np.abs(theirs.forces - ours.forces).max()))
     if energy > ENERGY or force > FORCE:
         raise BadData(
-            f"the labels of the start frames are not those of the labeller: energies differ by {1e3 * energy:.3g} "
+            f"the labels of the start frames differ from those of the labeller: energies by {1e3 * energy:.3g} "
             f"meV/atom, forces by {1e3 * force:.3g} meV/Å. Check start.keys, start.units and the settings of the "
-            "labeller; or set start.labelled to false, to have the structures labelled anew"
+            "labeller; or set start.labelled to false, to label the structures again"
         )
     say(
         f"{len(frames)} start frame(s) labelled again: energies differ by {1e3 * energy:.2g} meV/atom, forces by "
@@ -243,10 +243,10 @@ def verify_start(config: LearnConfig, folder: Path, say: Callable[[str], None]) 
 
 
 def clear_start(folder: Path, others: Iterable[str]) -> None:
-    """Make a folder free again for a run whose start has failed; what was labelled stays in verify.old.
+    """Clear the folder of a run whose start has failed; labels stay in verify.old.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         others: names of files that the run has written before.
     """
     own = folder / VERIFY
@@ -263,27 +263,27 @@ def _bare(atoms: Atoms) -> Atoms:
     return frame
 
 
-# --- The loop of active learning: labels, training, dynamics, selection, in rounds until a condition to stop is met ---
+# --- The loop ---
 #
-# Every phase of a round ends with a file that is written at once, and is skipped where this file is there already. A
-# run that was killed therefore goes on where it was, and ends with the same files. Numbers of a round are functions of
-# the configuration, the round, and the files of the rounds before.
+# Every phase of a round ends with a file that is complete or absent. A phase whose file exists is skipped. A run that
+# was killed therefore continues where it was, and ends with the same files. The results of a round depend on the
+# configuration, the number of the round, and the files of earlier rounds.
 
 RUN, CONFIG, FINISHED, SUMMARY, SELECTED = "run.json", "config.yaml", "finished.json", "round.json", "selected.xyz"
 TRAIN, VALIDATION = "train.xyz", "validation.xyz"
 _FREE = ("labels.budget", "labels.processes", "labels.threads", "labels.timeout", "stop", "output")
-"""Keys that may differ when a run is resumed."""
+"""Keys that may change when a run is resumed."""
 
 
 @dataclass(frozen=True)
 class LearnResult:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        reason: in words.
-        stable: whether the asked stability was reached.
+        reason: the reason why it stopped, in words.
+        stable: True if the requested stability was reached.
         ensemble: the models of the last round, for `Ensemble.load`.
-        rounds: what each round found.
+        rounds: summary of each round.
     """
 
     reason: str
@@ -295,19 +295,21 @@ class LearnResult:
 def run_learning(
     config: LearnConfig, resume: Literal["auto", "must"] | None = None, log: TrainingLog | None = None
 ) -> LearnResult:
-    """Train, run dynamics, select and label frames, and train on, until the models are stable or the budget is spent.
+    """Train models by active learning, until they are stable or the budget is spent.
+
+    A round trains the models, runs dynamics, selects frames and labels them.
 
     Args:
-        config: from `load_learn_config`.
-        resume: None refuses a folder with a run; "auto" continues one where there is one; "must": or raises.
-        log: where to report; default: standard output and log.txt.
+        config: configuration from `load_learn_config`.
+        resume: None refuses a folder with a run; "auto" continues a run if there is one; "must" requires one.
+        log: log of the run; the default is standard output and log.txt.
 
     Raises:
-        BadConfig: the folder holds another run; the labeller cannot be used; what `run_training` refuses.
-        BadData: a file cannot be used; the labels of the start frames are not those of the labeller; all frames of a
-            round failed to be labelled.
+        BadConfig: the folder holds another run, or the labeller cannot be used; and errors of `run_training`.
+        BadData: a file cannot be used, the labels of the start frames differ from those of the labeller, or no frame of
+            a round could be labelled.
         MissingBackend: a labeller or a prior needs a package that is not installed.
-        Interrupted: Ctrl-C or SIGTERM; what is done is kept.
+        Interrupted: Ctrl-C or SIGTERM; finished work is kept.
     """
     folder = Path(config.output.folder)
     make_labeller(config.labels.labeller).check()
@@ -319,7 +321,7 @@ def run_learning(
 
 
 class _Loop:
-    """A run while it goes on."""
+    """The state of a run."""
 
     def __init__(self, config: LearnConfig, folder: Path, log: TrainingLog):
         self.config, self.folder, self.log, self.say = config, folder, log, log.say
@@ -338,7 +340,7 @@ class _Loop:
             prepare_start(config, folder)
             verify_start(config, folder, self.say)
         except (ValueError, OSError):
-            if not self._of(0).exists():  # a mistake that was found at the start can be corrected in the same folder
+            if not self._of(0).exists():  # an error at the start can be corrected in the same folder
                 clear_start(folder, (CONFIG, RUN))
             raise
         self.starts = read_frames(folder / STARTS)
@@ -350,7 +352,7 @@ class _Loop:
             reason = self._stop(summary)
             chosen = 0 if reason else self._select(summary)
             if not reason and not chosen:
-                reason = "there is no frame left to select: see selection.lowest"
+                reason = "no frame is left to select: see selection.lowest"
             write_report(folder / "report.html", folder.name, rounds, config, self.level, reason or "")
             if reason:
                 return self._finish(rounds, reason)
@@ -358,7 +360,7 @@ class _Loop:
     # --- phases --------------------------------------------------------------------------------------------------
 
     def _round(self, number: int) -> RoundSummary:
-        """Labels, training and dynamics of a round."""
+        """Run labels, training and dynamics of a round."""
         own = self._of(number)
         if (own / SUMMARY).is_file():
             return RoundSummary.read(own / SUMMARY)
@@ -386,7 +388,7 @@ class _Loop:
         return summary
 
     def _label(self, number: int) -> tuple[list[Atoms], dict[str, float] | None]:
-        """Label what was selected, and divide all frames; returns the new ones and the errors of the last models."""
+        """Label the selected frames and divide all frames; return the new ones and the errors of the last models."""
         own, asked = self._of(number), self._asked(number)
         if asked and (own / LABELLED).is_file() and not read_frames(own / LABELLED):
             self.say(f"round {number}: no frame was labelled before; all of {len(asked)} are tried again")
@@ -411,7 +413,7 @@ class _Loop:
         return new, errors
 
     def _divide(self, number: int, new: list[Atoms]) -> None:
-        """Write train.xyz and validation.xyz: a frame stays where it was put first."""
+        """Write train.xyz and validation.xyz; a frame stays in its first subset."""
         own, share = self._of(number), self.config.validation
         if (own / TRAIN).is_file():
             return
@@ -425,12 +427,14 @@ class _Loop:
         if not validation:
             validation.append(train.pop())
         if not train:
-            raise BadData(f"round {number}: one frame was labelled; one to train on and one to validate on are needed")
+            raise BadData(
+                f"round {number}: only one frame was labelled; two are needed, to train on one and validate on one"
+            )
         write_frames(own / VALIDATION, validation)
         write_frames(own / TRAIN, train)
 
     def _train(self, number: int) -> list[Path]:
-        """Train the members; each goes on from its last weights."""
+        """Train the members; each continues from its last weights."""
         models = []
         for k in range(self.config.members):
             config = self._training(number, k)
@@ -456,7 +460,7 @@ class _Loop:
         return self.config.training(not number, data, own / f"member_{member}", seed, before)
 
     def _explore(self, number: int, models: list[Path]) -> list[Trajectory]:
-        """The dynamics at all temperatures."""
+        """Run the dynamics at all temperatures."""
         config, runs = self.config.dynamics, []
         seed = seed_of(self.config.seed, "dynamics", number)
         with own_torch_state(self._training(number, 0)):
@@ -470,7 +474,7 @@ class _Loop:
         return runs
 
     def _select(self, summary: RoundSummary) -> int:
-        """Write the frames to label in the next round; returns how many."""
+        """Write the frames to label in the next round; return their number."""
         number, config = summary.round, self.config
         path = self._of(number) / SELECTED
         if not path.is_file():
@@ -492,7 +496,7 @@ class _Loop:
         return len(read_frames(path))
 
     def _stop(self, summary: RoundSummary) -> str:
-        """Why the loop ends after this round; "" where it goes on."""
+        """Return the reason why the loop ends after this round; "" if it continues."""
         config = self.config
         if summary.stable(config.stop):
             limit = config.stop.spread
@@ -512,7 +516,7 @@ class _Loop:
         facts = {"reason": reason, "stable": stable, "rounds": len(rounds), "asked": rounds[-1].asked,
                  "failed": rounds[-1].failed}  # fmt: skip
         atomic_write(self.folder / FINISHED, json.dumps(facts, indent=1) + "\n")
-        self.say(f"stopped: {reason}; {rounds[-1].asked} labels asked for, {rounds[-1].failed} failed")
+        self.say(f"stopped: {reason}; {rounds[-1].asked} labels requested, {rounds[-1].failed} failed")
         self.say(f"models: {listed}; report: {self.folder / 'report.html'}")
         return LearnResult(reason, stable, listed, rounds)
 
@@ -522,13 +526,13 @@ class _Loop:
         return self.folder / f"round_{number:03d}"
 
     def _asked(self, number: int) -> list[Atoms]:
-        """The frames that go to the labeller in a round."""
+        """Return the frames that go to the labeller in a round."""
         if number:
             return read_frames(self._of(number - 1) / SELECTED)
         return [] if self.config.start.labelled else read_frames(self.folder / START)
 
     def _counts(self, number: int) -> tuple[int, int]:
-        """Labels asked for, and failed, up to and with a round."""
+        """Return the numbers of requested and of failed labels up to the end of a round."""
         asked = [len(self._asked(k)) for k in range(number + 1)]
         failed = [len(read_frames(self._of(k) / FAILED)) for k in range(number + 1) if asked[k]]
         return sum(asked), sum(failed)
@@ -545,7 +549,7 @@ class _Loop:
 
 
 def _refuse(config: LearnConfig, folder: Path, resume: str | None) -> None:
-    """Raise BadConfig where the folder holds another run, or one that is not to be continued."""
+    """Raise BadConfig if the folder holds another run, or one that must not be continued."""
     path = folder / RUN
     if not path.is_file():
         if resume == "must":
@@ -563,7 +567,9 @@ def _refuse(config: LearnConfig, folder: Path, resume: str | None) -> None:
         ]
         foreign = [name for name in names if (folder / name).exists()]
         if foreign:
-            raise BadConfig(f"output.folder: {folder} holds {foreign[0]} of something else; choose another folder")
+            raise BadConfig(
+                f"output.folder: {folder} holds the file {foreign[0]}, which is not of a run; choose another folder"
+            )
         return
     if resume is None:
         raise BadConfig(
@@ -574,17 +580,17 @@ def _refuse(config: LearnConfig, folder: Path, resume: str | None) -> None:
     changed = [key for key in sorted(differences(now, then["config"])) if not key.startswith(_FREE)]
     if changed:
         raise BadConfig(
-            f"{folder} holds a run of another configuration: {', '.join(changed)} changed. Resume it unchanged, or "
+            f"{folder} holds a run with another configuration: {', '.join(changed)} changed. Resume it unchanged, or "
             "choose another output.folder"
         )
     inputs = _inputs(config)
     for file, digest in then["inputs"].items():
         if inputs.get(file) != digest:
-            raise BadConfig(f"{folder} holds a run, and {file} was changed since; choose another output.folder")
+            raise BadConfig(f"{folder} holds a run, but {file} has changed since; choose another output.folder")
 
 
 def _inputs(config: LearnConfig) -> dict[str, str]:
-    """Files that the run reads -> sha256."""
+    """Return file -> SHA-256 for the files that the run reads."""
     given: list[Any] = [config.start.file, config.dynamics.starts, *make_labeller(config.labels.labeller).files]
     init = (config.train.get("init") or {}).get("file")
     files = [file for entry in [*given, init] if entry for file in ([entry] if isinstance(entry, str) else entry)]
@@ -593,8 +599,8 @@ def _inputs(config: LearnConfig) -> dict[str, str]:
 
 @contextmanager
 def _signals(folder: Path) -> Iterator[None]:
-    """Within the block, SIGTERM stops as Ctrl-C does, and both say how to go on."""
-    words = f"; what is done is kept in {folder}: continue with --resume auto"
+    """Within the block, SIGTERM stops the run as Ctrl-C does, and both say how to continue."""
+    words = f"; finished work is kept in {folder}: continue with --resume auto"
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number, f"stopped by {signal.Signals(number).name}{words}")

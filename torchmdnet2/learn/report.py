@@ -1,5 +1,7 @@
-"""What a round found: counts of labels, errors, stability. One JSON file per round; no times, so that equal runs give
-equal files."""
+"""Results of active learning: a JSON file for each round and an HTML report.
+
+The files hold counts of labels, errors and stability, but no times, so that equal runs give equal files.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ class TemperatureSummary:
     """The replicas at one temperature.
 
     Attributes:
-        temperature: K.
-        replicas, whole: how many, and how many of them did not break.
-        median_break: ps, when half of them were broken; None if fewer broke.
-        spread_median, spread_high, spread_largest: eV/Å, of the frames before a break: median, 99 %, largest.
+        temperature: temperature in K.
+        replicas, whole: number of replicas, and number of those that did not break.
+        median_break: time in ps at which half of them were broken; None if fewer broke.
+        spread_median, spread_high, spread_largest: median, 99 % quantile and largest value of the spread in frames
+            before a break, eV/Å.
     """
 
     temperature: float
@@ -55,17 +58,17 @@ class TemperatureSummary:
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """A round.
+    """The results of a round.
 
     Attributes:
-        round: its number, from 0 on.
-        asked, failed: labels so far, failed ones included; and how many failed.
-        reasons: reason of the frames labelled in this round -> how many, the first word of it.
-        train, validation: frames of each subset.
-        new_errors: of the committee of the round before, for the frames labelled in this one: "frames",
+        round: its number, from 0.
+        asked, failed: number of requested labels so far, and number of failures among them.
+        reasons: first word of the reason for labelling a frame in this round -> number of frames.
+        train, validation: number of frames in each subset.
+        new_errors: errors of the previous committee for the frames labelled in this round: "frames",
             "energy_per_atom" (MAE, eV) and "forces" (RMSE of components, eV/Å); None in the first round.
-        validation_errors: mean of the members' errors after training, of the same form.
-        temperatures: stability.
+        validation_errors: mean of the members' errors after training, in the same form.
+        temperatures: stability at each temperature.
     """
 
     round: int
@@ -79,7 +82,7 @@ class RoundSummary:
     temperatures: list[TemperatureSummary]
 
     def stable(self, stop: StopConfig) -> bool:
-        """Whether the asked stability is reached, at every temperature."""
+        """Return whether the requested stability is reached at every temperature."""
         limit = math.inf if stop.spread is None else stop.spread
         return all(t.whole >= stop.whole * t.replicas and t.spread_high <= limit for t in self.temperatures)
 
@@ -92,17 +95,17 @@ class RoundSummary:
         return cls(**{**raw, "temperatures": [TemperatureSummary(**t) for t in raw["temperatures"]]})
 
     def words(self) -> str:
-        """For the log."""
+        """Return the line of the round in the log."""
         stable = ", ".join(f"{t.whole} of {t.replicas} whole at {t.temperature:g} K" for t in self.temperatures)
         found = self.validation_errors
         return (
-            f"round {self.round}: {self.asked} labels asked for, {self.failed} failed; {self.train} training frames; "
+            f"round {self.round}: {self.asked} labels requested, {self.failed} failed; {self.train} training frames; "
             f"validation {1e3 * found['energy_per_atom']:.3g} meV/atom, {1e3 * found['forces']:.3g} meV/Å; {stable}"
         )
 
 
 def temperatures_of(runs: Sequence[Trajectory]) -> list[TemperatureSummary]:
-    """The replicas by temperature."""
+    """Return the summary of the replicas at each temperature."""
     found = []
     for temperature in dict.fromkeys(run.temperature for run in runs):
         own = [run for run in runs if run.temperature == temperature]
@@ -119,7 +122,7 @@ def temperatures_of(runs: Sequence[Trajectory]) -> list[TemperatureSummary]:
 
 
 def errors_of(committee: Ensemble, frames: Sequence[Atoms]) -> dict[str, float] | None:
-    """Errors of the mean of the members for labelled frames; None if there are none."""
+    """Return the errors of the mean of the members for labelled frames; None without frames."""
     if not frames:
         return None
     energies, forces = [], []
@@ -136,7 +139,7 @@ def errors_of(committee: Ensemble, frames: Sequence[Atoms]) -> dict[str, float] 
 
 
 def validation_errors(metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The mean over the members of what their metrics.json say."""
+    """Return the mean over the members of the errors in their metrics.json."""
     own = [found["validation"] for found in metrics]
     return {
         "frames": own[0]["forces"]["count"],
@@ -146,41 +149,41 @@ def validation_errors(metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def first_words(frames: Sequence[Atoms]) -> dict[str, int]:
-    """How many frames were selected for each reason: "broken", "disagreement", …"""
+    """Return the number of selected frames for each reason: "broken", "disagreement", …"""
     return dict(Counter(str(atoms.info["reason"]).partition(":")[0] for atoms in frames))
 
 
-# --- The report of active learning: labels against stability and errors, in one HTML file ---
+# --- The HTML report ---
 
 
 def write_report(
     path: Path, title: str, rounds: Sequence[RoundSummary], config: LearnConfig, level: str, reason: str
 ) -> None:
-    """Write report.html.
+    """Write report.html, which shows stability and errors as functions of the number of labels.
 
     Args:
-        path: of the file.
-        title: usually the folder's name.
-        rounds: all so far.
-        config: of the run.
+        path: path of the file.
+        title: title, usually the folder's name.
+        rounds: all rounds so far.
+        config: configuration of the run.
         level: level of theory of the labels.
-        reason: why the run ended; "" while it goes on.
+        reason: the reason why the run ended; "" while it continues.
     """
     last = rounds[-1]
     state = f"stopped: {reason}" if reason else "not finished"
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        f"<p class=note>{html.escape(state)}; {last.asked} labels asked for, {last.failed} failed; "
+        f"<p class=note>{html.escape(state)}; {last.asked} labels requested, {last.failed} failed; "
         f"{html.escape(level)}; torchmdnet2 {__version__}</p>",
         _pictures(rounds),
         "<h2>Rounds</h2>",
         _rounds(rounds),
-        "<p class=note>New frames: errors of the models before they were trained on these frames, so that they are "
-        "errors on unseen frames. Validation: mean of the members after training. Energies: mean absolute error; "
+        "<p class=note>New frames: errors of the models before the training on these frames, which the models had "
+        "not seen. Validation: mean of the members after training. Energies: mean absolute error; "
         "forces: root mean square error of components.</p>",
         "<h2>Stability</h2>",
         _stability(rounds),
-        "<p class=note>Spread: standard deviation of the members' forces, on the atom of a frame where it is largest."
+        "<p class=note>Spread: standard deviation of the members' forces on the atom of a frame where it is largest."
         "</p>",
         "<h2>Configuration</h2>",
         f"<pre>{html.escape(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))}</pre>",
@@ -192,7 +195,7 @@ def _pictures(rounds: Sequence[RoundSummary]) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        return "<p class=note>For a picture of the progress, pip install matplotlib and resume the run.</p>"
+        return "<p class=note>For a plot of the progress, run pip install matplotlib and resume the run.</p>"
     return f"<div class=pictures>{image(figure_png(lambda f: _draw(rounds, f), (5.2, 6.0)), 'progress')}</div>"
 
 
@@ -207,7 +210,7 @@ def _draw(rounds: Sequence[RoundSummary], figure: Figure) -> None:
     errors.plot(asked, [1e3 * r.validation_errors["forces"] for r in rounds], "o-", label="validation frames")
     if new:
         errors.plot(*zip(*new, strict=True), "s--", label="new frames, before training on them")
-    errors.set(ylim=(0, None), xlabel="labels asked for", ylabel="rms force error (meV/Å)")
+    errors.set(ylim=(0, None), xlabel="labels requested", ylabel="rms force error (meV/Å)")
     for axes in (stable, errors):
         axes.grid(color="0.9", lw=0.6)
         axes.legend(fontsize=8)
@@ -223,7 +226,7 @@ def _rounds(rounds: Sequence[RoundSummary]) -> str:
              *(_milli(errors.get(name)) for errors in (new, r.validation_errors)
                for name in ("energy_per_atom", "forces"))]
         )  # fmt: skip
-    heads = ["round", "labels\nasked for", "failed", "new frames: reason", "train", "validation",
+    heads = ["round", "labels\nrequested", "failed", "new frames: reason", "train", "validation",
              "new frames\nmeV/atom", "new frames\nmeV/Å", "validation\nmeV/atom", "validation\nmeV/Å"]  # fmt: skip
     return table(heads, rows, left=(3,))
 

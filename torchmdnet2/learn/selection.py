@@ -1,4 +1,4 @@
-"""Frames on disk: extended XYZ with labels, and in `info` where each frame comes from."""
+"""Selection of frames for labelling, and the files of frames and trajectories of a run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ __all__ = [
 
 
 def write_frames(path: Path, frames: Sequence[Atoms]) -> None:
-    """Write extended XYZ, of positions rounded to 10⁻⁸ Å; a reader sees all of it or nothing.
+    """Write extended XYZ with positions rounded to 10⁻⁸ Å; the file appears when it is complete.
 
-    What is computed from frames is computed from those that `read_frames` reads back.
+    All computations use frames that `read_frames` has read, so that a resumed run has the same numbers.
     """
     from ase.io import write
 
@@ -47,7 +47,7 @@ def write_frames(path: Path, frames: Sequence[Atoms]) -> None:
 
 
 def read_frames(path: Path) -> list[Atoms]:
-    """The frames of a file of `write_frames`, which may be empty."""
+    """Read a file of `write_frames`, which may be empty."""
     from ase.io import read
 
     if not path.stat().st_size:
@@ -56,7 +56,7 @@ def read_frames(path: Path) -> list[Atoms]:
 
 
 def with_labels(atoms: Atoms, labels: Labels) -> Atoms:
-    """A copy with labels; `info` is kept."""
+    """Return a copy with labels and the same `info`."""
     from ase.calculators.singlepoint import SinglePointCalculator
 
     frame = atoms.copy()
@@ -66,7 +66,7 @@ def with_labels(atoms: Atoms, labels: Labels) -> Atoms:
 
 
 def labels_of(frame: Atoms) -> Labels:
-    """The labels of a frame of `with_labels`."""
+    """Return the labels of a frame from `with_labels`."""
     assert frame.calc is not None
     return Labels(float(frame.calc.results["energy"]), np.asarray(frame.calc.results["forces"]))
 
@@ -74,10 +74,10 @@ def labels_of(frame: Atoms) -> Labels:
 def labelled_frames(
     path: str | list[str], keys: Mapping[str, str | None], units: Mapping[str, str | None]
 ) -> list[Atoms]:
-    """Frames of the user's data files, with their energies and forces in eV and Å.
+    """Return frames of the user's data files, with their energies and forces in eV and Å.
 
     Raises:
-        FileNotFoundError, BadData: as `open_dataset`; a frame has no energy or no forces.
+        FileNotFoundError, BadData: as `open_dataset`, or a frame has no energy or no forces.
     """
     data = open_dataset(path, keys=keys, units=units)
     frames = []
@@ -87,7 +87,7 @@ def labelled_frames(
         for name in ("energy", "forces"):
             if name not in sample.labels or not bool(sample.labels[name].isfinite().all()):
                 raise BadData(
-                    f"{data.name(k)}: has no {name}; set start.labelled to false, to have all frames labelled"
+                    f"{data.name(k)}: the frame has no {name}; set start.labelled to false, to label all frames"
                 )
         labels = Labels(float(sample.labels["energy"][0]), sample.labels["forces"].numpy())
         frames.append(with_labels(atoms, labels))
@@ -95,7 +95,7 @@ def labelled_frames(
 
 
 def structures(path: str | list[str]) -> list[Atoms]:
-    """Frames of the user's files, without labels.
+    """Return frames of the user's files without labels.
 
     Raises:
         FileNotFoundError, BadData: a file is missing or cannot be read.
@@ -106,30 +106,32 @@ def structures(path: str | list[str]) -> list[Atoms]:
             raise FileNotFoundError(f"{file}: no such file")
         try:
             found += read_structures(file)
-        except Exception as error:  # ASE's readers raise whatever they meet
-            raise BadData(f"{file}: cannot be read as structures: {str(error) or type(error).__name__}") from error
+        except Exception as error:  # ASE's readers raise errors of any kind
+            raise BadData(
+                f"{file}: the file cannot be read as structures: {str(error) or type(error).__name__}"
+            ) from error
     if not found:
-        raise BadConfig(f"{path}: there are no structures in it")
+        raise BadConfig(f"{path}: the file has no structures")
     return [plain_copy(atoms, None, None) for atoms in found]
 
 
 def spread_over(frames: Sequence[Any], count: int | None) -> list[Any]:
-    """So many of the frames, evenly from all over them; None: all."""
+    """Return a number of evenly spread frames; None returns all."""
     if count is None or count >= len(frames):
         return list(frames)
     return [frames[k * len(frames) // count] for k in range(count)]
 
 
-# --- Seeds of a round, derived from that of the run ---
+# --- Seeds of a round, which are derived from the seed of the run ---
 
 
 def seed_of(seed: int, what: str, *numbers: int) -> int:
-    """A seed below 2⁵⁶ for one purpose, as seed_of(0, "training", round, member)."""
+    """Return a seed below 2⁵⁶ for one purpose, as in seed_of(0, "training", round, member)."""
     words = " ".join(map(str, (seed, what, *numbers)))
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "little")
 
 
-# --- What the dynamics of a round leave behind: positions of each replica, the spread of the committee, and its end ---
+# --- Trajectories of a round: positions of each replica, spread of the committee, reason of a break ---
 
 _PLAIN = ("temperature", "replica", "member", "start", "broken_at", "reason")
 
@@ -139,13 +141,13 @@ class Trajectory:
     """K frames of one replica of n atoms, all from before it broke.
 
     Attributes:
-        temperature: K, of the bath.
-        replica, member, start: its number, the model that ran it, and the frame that it started from.
-        broken_at: ps; None if it stayed whole.
-        reason: why it broke.
+        temperature: temperature of the bath in K.
+        replica, member, start: number of the replica, of its model, and of the frame from which it started.
+        broken_at: time of the break in ps; None if it stayed whole.
+        reason: reason of the break.
         time: [K] ps, ascending.
         pos: [K, n, 3] Å, not wrapped into the cell.
-        regular: [K] whether a frame is one of those at equal intervals; the others are the last before a break.
+        regular: [K] True for frames at equal intervals; the others are the last ones before a break.
         spread: [K] eV/Å, standard deviation of the members' forces on the atom where it is largest.
     """
 
@@ -166,7 +168,7 @@ class Trajectory:
 
 
 def write_trajectories(path: Path, runs: Sequence[Trajectory]) -> None:
-    """All replicas at one temperature as .npz; a reader sees all of it or nothing."""
+    """Write all replicas at one temperature as .npz; the file appears when it is complete."""
     arrays: dict[str, Any] = {
         f"{name}_{k}": value for k, run in enumerate(runs) for name, value in _arrays(run).items()
     }
@@ -177,7 +179,7 @@ def write_trajectories(path: Path, runs: Sequence[Trajectory]) -> None:
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """What `write_trajectories` wrote, to the bit."""
+    """Read what `write_trajectories` wrote, to the bit."""
     with np.load(path, allow_pickle=False) as file:
         facts = json.loads(file["facts"].tobytes())
         names = ("time", "pos", "regular", "spread")
@@ -188,16 +190,16 @@ def _arrays(run: Trajectory) -> dict[str, np.ndarray]:
     return {name: value for name, value in vars(run).items() if name not in _PLAIN}
 
 
-# --- Which frames of the dynamics are labelled next. One class per way, registered under a name ---
+# --- Selection of the frames to label. Each method is a class that is registered under a name ---
 #
-# The upper limit on the spread, and the frames before a break: what lies beyond is not worth a calculation, because the
-# dynamics that led there are wrong. Compare Y. Zhang et al., Comput. Phys. Commun. 253, 107206 (2020) (DP-GEN).
+# Frames above the upper limit of the spread or after a break are not selected, since the dynamics that led to them are
+# wrong. Compare Y. Zhang et al., Comput. Phys. Commun. 253, 107206 (2020) (DP-GEN).
 
 SELECTIONS: Registry[Any] = Registry("selection")
 
 
 class Choice(NamedTuple):
-    """A frame that was selected: of which replica, its number there, and why."""
+    """A selected frame: its replica, its number in the replica, and the reason."""
 
     run: Trajectory
     frame: int
@@ -205,33 +207,33 @@ class Choice(NamedTuple):
 
 
 class Selection(ABC):
-    """A way to select frames."""
+    """Base class of methods to select frames."""
 
     @abstractmethod
     def __call__(self, runs: Sequence[Trajectory], count: int, rng: np.random.Generator) -> list[Choice]:
         """Select frames.
 
         Args:
-            runs: all replicas at all temperatures; frames that are labelled already are not among their frames.
-            count: how many at most.
-            rng: for what is random.
+            runs: all replicas at all temperatures, without frames that are labelled already.
+            count: largest number of frames.
+            rng: source of random numbers.
         """
 
 
 def make_selection(section: Mapping[str, Any]) -> Selection:
-    """The way to select of {"name": …, arguments}."""
+    """Return the selection of {"name": …, arguments}."""
     arguments = dict(section)
     return SELECTIONS[arguments.pop("name")](**arguments)
 
 
 @SELECTIONS.register("disagreement")
 class Disagreement(Selection):
-    """The last trusted frame of each replica that broke, then frames in which the members disagree most.
+    """Selects the last trusted frame of each broken replica, then frames in which the members disagree most.
 
     Args:
         lowest: eV/Å; frames with a smaller spread are not selected, except before a break.
-        highest: eV/Å; a replica is trusted until its spread first exceeds this.
-        apart: ps; at least so far apart are two frames of one replica.
+        highest: eV/Å; a replica is trusted until its spread first exceeds this value.
+        apart: least time between two frames of a replica, ps.
     """
 
     def __init__(self, lowest: float = 0.1, highest: float = 2.0, apart: float = 0.1):
@@ -259,7 +261,7 @@ class Disagreement(Selection):
         return chosen
 
     def _trusted(self, run: Trajectory) -> int:
-        """How many frames of a replica are used. The first one always is: it was given."""
+        """Return the number of trusted frames of a replica. The first one is always trusted, since it was given."""
         beyond = np.flatnonzero(run.spread[1:] > self.highest)
         return int(beyond[0]) + 1 if len(beyond) else len(run.time)
 
@@ -270,7 +272,7 @@ class Disagreement(Selection):
 
 @SELECTIONS.register("random")
 class Random(Selection):
-    """Frames of the same dynamics at random, all with equal probability; to compare with."""
+    """Selects frames of the same dynamics at random with equal probability, for comparison."""
 
     def __call__(self, runs: Sequence[Trajectory], count: int, rng: np.random.Generator) -> list[Choice]:
         every = [Choice(run, k, "random") for run in runs for k in np.flatnonzero(run.regular).tolist()]
@@ -278,16 +280,16 @@ class Random(Selection):
         return [every[k] for k in drawn.tolist()]
 
 
-# --- From selected frames of trajectories to frames that say where they come from ---
+# --- Selected frames with their origin ---
 
 
 def frames_of(choices: Sequence[Choice], starts: Sequence[Atoms], number: int) -> list[Atoms]:
-    """The selected frames; `info` holds round, reason, spread (eV/Å), temperature (K), time (ps), replica, start.
+    """Return selected frames; `info` holds round, reason, spread (eV/Å), temperature (K), time (ps), replica, start.
 
     Args:
-        choices: what was selected.
-        starts: the structures that the replicas started from.
-        number: of the round that they will be labelled in.
+        choices: the selection.
+        starts: the structures from which the replicas started.
+        number: number of the round in which they will be labelled.
     """
     frames = []
     for run, k, reason in choices:
@@ -305,12 +307,12 @@ def frames_of(choices: Sequence[Choice], starts: Sequence[Atoms], number: int) -
 
 
 def keys_of(frames: Iterable[Atoms]) -> set[bytes]:
-    """What frames are recognised by: elements and positions, rounded to 10⁻⁶ Å."""
+    """Return keys that identify frames: elements and positions, rounded to 10⁻⁶ Å."""
     return {_key(atoms.numbers, atoms.positions) for atoms in frames}
 
 
 def unlabelled(runs: Sequence[Trajectory], starts: Sequence[Atoms], known: set[bytes]) -> list[Trajectory]:
-    """The replicas without the frames that are labelled already, as the starts often are."""
+    """Return the replicas without frames that are labelled already, such as many starts."""
     left = []
     for run in runs:
         numbers = starts[run.start].numbers
