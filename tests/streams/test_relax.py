@@ -345,7 +345,7 @@ def test_processes_give_the_same_in_the_same_order(tmp_path):
     _xyz(tmp_path / "in.xyz")
     source = _Source(tmp_path / "in.xyz", None, 0)
     with helpers_pool(2) as helping:  # as of a large file on a GPU: processes parse it
-        blocks = in_order(source.blocks(2, 4), helping(source.preparation))
+        blocks = in_order(source.blocks(2, 4), helping(source.preparation, False))
         parsed = [record for block in blocks for record in block]
     for record, other in zip(parsed, list(RecordFile(str(tmp_path / "in.xyz")))[2:], strict=True):
         assert record.ready and (record.number, record.error) == (other.number, other.error)
@@ -366,7 +366,7 @@ def test_stages_in_other_processes_give_the_same(tmp_path, monkeypatch, verb):
     for name in ("alone", "helped"):
         verb(str(tmp_path / "tiny.tmn"), tmp_path / "in.xyz", tmp_path / f"{name}.xyz", devices="cpu", block=5)
         monkeypatch.setattr(
-            run, "_through", lambda blocks, stages, devices, _, dask: through(blocks, stages, devices, 2, dask)
+            run, "_through", lambda blocks, stages, names, *_: through(blocks, stages, names, 2, True, None)
         )
     for suffix in (".xyz", ".failed.txt"):
         one, two = ((tmp_path / f"{name}{suffix}").read_text() for name in ("alone", "helped"))

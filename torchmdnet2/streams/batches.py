@@ -125,6 +125,11 @@ class Room:
         self.structures = max(2, self.atoms // 12)
         self._filler = _filler(potential) if (on_gpu if padded is None else padded) else None
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether what structures leave free is filled."""
+        return self._filler is not None
+
     @cached_property
     def _quarter(self) -> Room | None:
         """A room for a quarter of the atoms; None where batches are not padded, or a step would not be faster."""

@@ -12,9 +12,10 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -103,8 +104,11 @@ def devices_pool(setup: Setup, devices: list[str], dask: str | Client | None = N
 
 
 @contextmanager
-def helpers_pool(count: int) -> Iterator[Callable[[Work], Pool]]:
-    """Processes of one core each that work for several stages: gives the pool of a stage.
+def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
+    """Processes of one core each that work for several stages.
+
+    Gives the pool of a stage: of what it does with a block, and whether that is so quick that this thread does it until
+    the processes have started, which takes seconds.
 
     Args:
         count: how many there are.
@@ -116,7 +120,22 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work], Pool]]:
     begun = context.Event()
     executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun,))
     with executor, _in_words(begun.is_set):
-        yield lambda work: Pool(lambda block: executor.submit(work, block), lambda: count)
+        for _ in range(count):  # processes are started when there is something to do
+            executor.submit(int)
+
+        def submit(work: Work, quick: bool, block: Any) -> Future[Any]:
+            return executor.submit(work, block) if begun.is_set() or not quick else _done(work, block)
+
+        yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
+
+
+def _done(work: Work, block: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    try:
+        future.set_result(work(block))
+    except Exception as error:  # raised where the result is asked for, as of other processes
+        future.set_exception(error)
+    return future
 
 
 @contextmanager
@@ -190,9 +209,8 @@ def _in_words(begun: Callable[[], bool] | None) -> Iterator[None]:
                 "it does under `if __name__ == '__main__':`"
             ) from None
         raise RuntimeError(
-            "a process was ended from outside, as the system does when memory is short, or could not start: a Python "
-            'script must call this below `if __name__ == "__main__":`. The results so far are written, and the same '
-            "command goes on from there"
+            "a process was ended from outside, as the system does when memory is short; the results so far are "
+            "written, and the same command goes on from there"
         ) from None
 
 

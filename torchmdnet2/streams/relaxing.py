@@ -135,17 +135,27 @@ class _Slots:
         self.pos = torch.zeros(0, 3, dtype=torch.float64, device=self.device)
         self._sizes: list[int] = []
         self._memory: GraphMemory | None = None
+        self._now = room  # or a part of it, in which the batch is
 
     def refill(self, waiting: list[Task]) -> None:
         """Let those go that are done, and the next ones in that fit; the largest first.
 
-        Each change of a batch takes as long as a step or more, so it waits until a tenth has to go.
+        Each change of a batch takes as long as several steps, so it waits until a tenth has to go and, if no others
+        wait, until the rest fits into a smaller one.
         """
         if len(self.tasks) > 10 * self._gone.sum() and not self._failed:
             return
         kept = np.flatnonzero(~self._gone).tolist()
         tasks = [self.tasks[k] for k in kept]
         used, place = sum(task.system.num_atoms for task in tasks), len(waiting)
+        if (
+            tasks
+            and not waiting
+            and not self._failed
+            and self.room.is_padded
+            and self.room.smallest(used, len(tasks)) is self._now
+        ):
+            return
         while place:
             place -= 1
             size = waiting[place].system.num_atoms
@@ -171,7 +181,8 @@ class _Slots:
         self.pos = torch.where(index[:, None] >= 0, old, joined.pos)
         self._batch = joined.batch
         self._mobile = torch.as_tensor(np.concatenate([_mobile(task.start) for task in tasks]), device=self.device)
-        self._filled = self.room.smallest(used, len(tasks)).fill(joined)
+        self._now = self.room.smallest(used, len(tasks))
+        self._filled = self._now.fill(joined)
         radii = torch.as_tensor(covalent_radii, device=self.device)[joined.z] * self._mobile
         self.optimizer.take(joined.batch, index, known, self.pos, radii * ~joined.pbc.any(1)[joined.batch])
         # what a step of the optimizer takes and gives, at the same place for all steps of this batch

@@ -101,7 +101,7 @@ def relax(
             None: "pme", or what a Potential that is given has.
         level: level of theory, of a model that was trained on several; None: its default.
         block: records that are computed, written and, after a kill, repeated together; default: 128 for each
-            process on CPUs, 1024 on GPUs, fewer with conformers.
+            process on CPUs, 1024 to 4096 on GPUs, fewer with conformers.
         report: also write a page, `OUT.html`, with distributions, failures and pictures of the lowest structures.
         dask: a cluster of the package distributed, by the address of its scheduler or a client: its workers compute
             the blocks, each on the one device of `devices`. They must find the model at the same path.
@@ -135,7 +135,7 @@ def relax(
     options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
     names = _devices(devices, model, dask)
     if block is None:
-        block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
+        block = max(1, (128 if names[0] == "cpu" else max(1024, 4096 // len(names))) // (conformers or 1))
     worker = partial(_worker, CellRelaxer if cell else Relaxer, members, options, opening)
     stages = _Stages(source.preparation, partial(_relaxing, worker))
     wanted = repr((options, conformers, seed, cell, opening))
@@ -334,8 +334,10 @@ class _Source:
             raise BadConfig("conformers are made of molecules with bonds: give SMILES or an SDF")
         if smiles or conformers is not None:
             require_rdkit()
+        #: Whether conformers are made.
+        self.embeds = smiles or conformers is not None
         #: Whether processes beside the GPU's are worth their start.
-        self.takes_long = smiles or conformers is not None or (self.file is not None and self.file.size > _LARGE)
+        self.takes_long = self.embeds or (self.file is not None and self.file.size > _LARGE)
 
     @property
     def fraction(self) -> float:
@@ -352,7 +354,12 @@ class _Source:
 
 
 def _through(
-    blocks: Iterable[list[Record]], stages: _Stages, devices: list[str], helpers: int, dask: str | Client | None
+    blocks: Iterable[list[Record]],
+    stages: _Stages,
+    devices: list[str],
+    helpers: int,
+    slow: bool,
+    dask: str | Client | None,
 ) -> Iterator[Any]:
     """What the stages give for each block, in order.
 
@@ -361,14 +368,15 @@ def _through(
         stages: of each block.
         devices, dask: as of `devices_pool`.
         helpers: processes that prepare and finish; without any, what computes a block does that too.
+        slow: whether conformers are made, which is left to the helpers.
     """
     if not helpers:
         with devices_pool(stages.whole, devices, dask) as pool:
             yield from in_order(blocks, pool)
         return
     with helpers_pool(helpers) as helping, devices_pool(stages.setup, devices) as pool:
-        prepared = in_order(blocks, helping(stages.prepare))
-        yield from in_order(in_order(prepared, pool), helping(stages.finish))
+        prepared = in_order(blocks, helping(stages.prepare, not slow))
+        yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
 
 
 @dataclass
@@ -416,7 +424,7 @@ def _stream(
     if output is None:
         if report:
             raise BadConfig("report: the page is written beside the output, and none is given")
-        found = _through(source.blocks(0, block), stages, devices, helpers, dask)
+        found = _through(source.blocks(0, block), stages, devices, helpers, source.embeds, dask)
         return [outcome for outcomes in found for outcome in outcomes]
     path = Path(output)
     require_writable(str(path), source.has_bonds)
@@ -434,7 +442,7 @@ def _stream(
     status = console.status("") if console is not None else nullcontext()
     try:
         with status:
-            for written in _through(source.blocks(first, block), stages, devices, helpers, dask):
+            for written in _through(source.blocks(first, block), stages, devices, helpers, source.embeds, dask):
                 new = not journal.done
                 seconds = summary.add(written)
                 texts = [csv_head(results) * new + written.results, written.failures]
