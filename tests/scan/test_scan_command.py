@@ -127,7 +127,7 @@ def test_refusals(capsys, folder, tmp_path, monkeypatch):
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     for arguments, code, words in (
         ([model, "methane.xyz"], 1, "this model knows only H, O"),
-        ([model, "cell.xyz"], 1, "periodic, and a scan takes molecules"),
+        ([model, "cell.xyz"], 1, "periodic, but a scan needs a molecule"),
         ([model, "ion.xyz"], 1, "--allow-untrained-charge"),
         ([model, water, "--charge", "1"], 1, "total charge 1"),
         ([model, "none.xyz"], 1, "no such file"),

@@ -255,7 +255,7 @@ def test_energies_that_differ_from_the_reference(energy, far):
     report = scan(energy, reference=ModelSurface(potential(morse)))
     assert kinds_of(report) == ["reference"] * len(far) and report.passed == (not far)
     for (_, finding), place in zip(report.findings, far, strict=True):
-        assert f"eV at {place}, the reference has" in finding.text
+        assert f"eV at {place}, but the reference has" in finding.text
 
 
 def test_the_charge_reaches_a_calculator_by_name_or_is_refused():

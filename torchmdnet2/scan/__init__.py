@@ -1,4 +1,4 @@
-"""Scans of a potential along bonds, torsions and close contacts: walls, minima, jumps."""
+"""Scans of a potential along bonds, torsions and close contacts, which find wrong walls, minima and jumps."""
 
 from .report import ScanReport
 from .scan import scan_molecule

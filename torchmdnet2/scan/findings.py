@@ -1,4 +1,4 @@
-"""What a curve must not do: one function for each kind of fault, listed in CHECKS.
+"""Checks of a curve: one function for each kind of fault, listed in CHECKS.
 
 Shapes: n points of a path.
 """
@@ -21,44 +21,44 @@ REPULSIVE = 0.8
 """Bonds and contacts repel below this multiple of the bond's length, or of the sum of the covalent radii."""
 
 NEAREST_WELL = 0.65
-"""Å beyond the sum of the covalent radii; rigid closed-shell molecules have no minimum nearer than this, strong
-hydrogen bonds among them."""
+"""Å beyond the sum of the covalent radii; rigid closed-shell molecules have no minimum at smaller distances, not even
+with strong hydrogen bonds."""
 
 HOLE = {"bond": 0.1, "torsion": 1.0, "contact": 1.0}
 """eV by which the energy may be below the zero of the curve: the well of a bond, the given structure for a torsion,
-molecules apart for a contact. Rotamers and hydrogen bonds are not deeper."""
+separate molecules for a contact. Rotamers and hydrogen bonds are not deeper."""
 
 DEPTH = {"bond": 0.05, "torsion": 0.02, "contact": 0.1}
 """eV; shallower minima do not count."""
 
 MOST_ROTAMERS = 6
 FLAT = 0.05
-"""eV/Å; a wall with smaller forces is none."""
+"""eV/Å; smaller forces do not count as a wall."""
 
 COMPARED = {"bond": {0.7: 0.5, 1.5: 0.4}, "torsion": {}, "contact": {1.0: 0.5}}
-"""Multiple of the usual value -> by which part the energy there may differ from the reference's."""
+"""Multiple of the usual value -> largest relative difference between the energies of model and reference there."""
 
 SHARED = ("wall", "hole", "extra minimum")
-"""Findings that are none where the reference has them too."""
+"""Kinds of findings that do not count if the reference has them too."""
 
 _COMPARABLE = 0.1  # eV; smaller energies are not compared
-_WRONG_STEPS = 0.1  # part of a curve where energies and forces disagree, from which on it is no single jump
+_WRONG_STEPS = 0.1  # least part of a curve where energies and forces disagree; less may be single jumps
 _ROUNDING = 1e-4  # eV
 
 
 def find_faults(path: ScanPath, samples: Samples) -> list[Finding]:
-    """All findings on one curve, but for jumps and comparisons."""
+    """Return all findings on one curve, except jumps and comparisons."""
     return [finding for check in CHECKS for finding in check(path, samples)]
 
 
 def compare(curve: Curve) -> Iterator[Finding]:
-    """Differences from the reference: energies at the multiples in COMPARED."""
+    """Yield differences from the reference, in energies at the multiples in COMPARED."""
     if curve.reference is None:
         return
     for multiple, part in COMPARED[curve.path.kind].items():
         ours, theirs = curve.at(multiple), curve.at(multiple, curve.reference)
         if theirs > _COMPARABLE and abs(ours - theirs) > part * theirs:
-            text = f"{ours:.2f} eV at {multiple:g}×, the reference has {theirs:.2f}"
+            text = f"{ours:.2f} eV at {multiple:g}×, but the reference has {theirs:.2f}"
             yield Finding("reference", multiple * curve.path.usual, abs(ours / theirs - 1), text)
 
 
@@ -104,7 +104,7 @@ def _extra_minimum(path: ScanPath, samples: Samples) -> Iterator[Finding]:
             yield Finding("extra minimum", float(samples.values[inner[0].index]), float(len(inner)), text)
         return
     if path.kind == "bond":
-        outer = [m for m in found if x[m.index] >= REPULSIVE]  # nearer ones are reported as attraction
+        outer = [m for m in found if x[m.index] >= REPULSIVE]  # minima at smaller distances are reported as attraction
         own = min(outer, key=lambda m: _from_well(x, samples.energy, m.index), default=None)
         extra = [m for m in outer if m is not own]
     else:
@@ -121,12 +121,12 @@ def _extra_minimum(path: ScanPath, samples: Samples) -> Iterator[Finding]:
 
 
 def _from_well(x: Array, energy: Array, index: int) -> tuple[bool, float]:
-    """Order of candidates for a bond's own minimum: those within its well, the lowest first."""
+    """Return a sorting key for candidates of the bond's minimum: those within its well first, then by energy."""
     return not WELL[0] <= x[index] <= WELL[1], float(energy[index])
 
 
 def _not_conservative(path: ScanPath, samples: Samples) -> Iterator[Finding]:
-    """Forces that are not the gradient of the energy.
+    """Find forces that are not the gradient of the energy.
 
     The error of the trapezoidal rule over a step h is h/12 times the second difference of the force there.
     """
@@ -139,7 +139,7 @@ def _not_conservative(path: ScanPath, samples: Samples) -> Iterator[Finding]:
         worst = int(np.argmax(np.where(wrong, off / h, 0)))
         value, size = float(samples.values[worst]), float(off[worst] / h[worst])
         unit = "eV/rad" if path.kind == "torsion" else "eV/Å"
-        text = f"forces are not the slope of the energy: {size:.2g} {unit} off at {path.shown(value)}"
+        text = f"forces are not the gradient of the energy: {size:.2g} {unit} off at {path.shown(value)}"
         yield Finding("not conservative", value, size, text)
 
 
@@ -152,22 +152,22 @@ CHECKS: tuple[Callable[[ScanPath, Samples], Iterator[Finding]], ...] = (
 )
 
 
-# --- Jumps of the energy, the force and its slope along a path; refinement finds out steep but smooth places ---
+# --- Jumps of the energy, the force and its slope along a path ---
 #
-# A difference between neighboring points that is due to a jump stays when the points move together; that of a smooth
-# function vanishes. Where the differences of a curve stand out, the interval is therefore divided again and again. What
-# looks like a jump in float32 is looked at once more in float64, as it may be rounding.
+# As two neighboring points move together, their difference vanishes on a smooth function, but stays at a jump. So
+# intervals with large differences are refined again and again. A jump that is found in float32 is checked in float64,
+# since it may be rounding.
 
 KINDS = {"energy jump": (1e-4, "eV"), "force jump": (2e-3, "eV/Å"), "curvature jump": (1.0, "eV/Å²")}
-"""What is a finding from which size on. Curvature jumps are measured in float64 only."""
+"""Kind of jump -> least size of a finding. Curvature jumps are measured in float64 only."""
 
-_POINTS = 17  # of an interval in one round
-_SPACING = 2e-6  # Å or rad, where refinement ends
-_NEIGHBORS = 7  # points that a difference is compared with
-_FORCE_PLACES, _ENERGY_PLACES = 3, 1  # of a curve that are refined
-_DELTA = 2e-5  # Å or rad, of the slopes on both sides; so small that no smooth bend is as sharp
+_POINTS = 17  # number of points of an interval in one round
+_SPACING = 2e-6  # Å or rad, spacing of points at which refinement ends
+_NEIGHBORS = 7  # number of differences with which one is compared
+_FORCE_PLACES, _ENERGY_PLACES = 3, 1  # number of places in a curve that are refined
+_DELTA = 2e-5  # Å or rad, step of the slopes on both sides; a smooth function hardly bends within it
 _BENDS = _DELTA * np.array([-2, -1, -0.5, 0.5, 1, 2])
-_APART = 1e-2  # Å or rad; nearer jumps of one kind are one
+_APART = 1e-2  # Å or rad; jumps of one kind at smaller distances count as one
 
 
 @dataclass(eq=False)
@@ -175,10 +175,10 @@ class _Place:
     """An interval that may hold a jump.
 
     Attributes:
-        curve: which one it is of.
-        of_energy: whether it stands out in the energy, else in the force.
-        low, high: its ends.
-        samples: of the last round.
+        curve: the curve of the interval.
+        of_energy: True if the energy has a large difference there, False if the force has.
+        low, high: ends of the interval.
+        samples: samples of the last round.
     """
 
     curve: Curve
@@ -191,17 +191,17 @@ class _Place:
         self._whole = self.low, self.high
 
     def afresh(self) -> _Place:
-        """As it was at first."""
+        """Return the interval before any refinement."""
         return _Place(self.curve, self.of_energy, *self._whole)
 
     @property
     def is_open(self) -> bool:
-        """Whether its points are not near enough yet."""
+        """Whether the spacing of its points is still too large."""
         return (self.high - self.low) / _POINTS > _SPACING
 
     @property
     def rounds(self) -> int:
-        """How often it will be narrowed."""
+        """Number of rounds of refinement."""
         each = (_POINTS - 1) / 3
         return max(0, math.ceil(math.log((self.high - self.low) / (_POINTS * _SPACING), each)))
 
@@ -209,7 +209,7 @@ class _Place:
         return np.linspace(self.low, self.high, _POINTS)
 
     def narrow(self, samples: Samples) -> None:
-        """Keep what is around the difference that stands out most."""
+        """Keep the part around the largest difference."""
         self.samples = samples
         x = samples.values
         h = float(x[1] - x[0])
@@ -222,20 +222,20 @@ class _Place:
         self.low, self.high = center - 1.5 * h, center + 1.5 * h
 
     def steps(self) -> tuple[float, float]:
-        """Jumps of energy (eV) and force (eV/Å) in the last round."""
+        """Return the jumps of energy (eV) and force (eV/Å) in the last round."""
         assert self.samples is not None
         energy = float(np.abs(_mismatch(self.samples)).max())
         return energy, float(np.abs(np.diff(self.samples.force, 2)).max())
 
 
 def find_jumps(surface: ModelSurface, curves: Sequence[Curve], progress: ScanProgress) -> None:
-    """Look for jumps in curves, and add them to their findings and `jumps`.
+    """Find jumps in curves, and add them to the curves' `findings` and `jumps`.
 
     Args:
-        surface: what gave the curves; evaluated at some hundred further points of each curve that has places to look
-            at.
-        curves: their model's samples are looked at.
-        progress: is called with these points.
+        surface: the surface of the curves. It is evaluated at some hundred further points of each curve that has
+            intervals to refine.
+        curves: the curves; the samples of their model are checked.
+        progress: display of progress, which counts these points.
     """
     found = _measured(surface, [place for curve in curves for place in _places(curve)], "jumps", progress)
     if not surface.precise:
@@ -251,7 +251,7 @@ def find_jumps(surface: ModelSurface, curves: Sequence[Curve], progress: ScanPro
 def _measured(
     surface: ModelSurface, places: list[_Place], stage: str, progress: ScanProgress
 ) -> list[tuple[_Place, dict[str, float]]]:
-    """The places, narrowed, and the size of each kind of jump there; without those where something is not finite."""
+    """Return the refined places and the sizes of their jumps, without places where a value is not finite."""
     progress.begin(stage, sum(place.rounds * _POINTS + len(_BENDS) * surface.precise for place in places))
     open_places = [place for place in places if place.is_open]
     while open_places:
@@ -259,7 +259,7 @@ def _measured(
         for place, samples in zip(open_places, found, strict=True):
             if np.isfinite(samples.energy).all() and np.isfinite(samples.force).all():
                 place.narrow(samples)
-            else:  # reported by another check
+            else:  # another check reports values that are not finite
                 places.remove(place)
         open_places = [place for place in places if place.is_open]
     bends = _bends(surface, places, progress) if surface.precise and places else [0.0] * len(places)
@@ -271,7 +271,7 @@ def _measured(
 
 
 def _places(curve: Curve) -> list[_Place]:
-    """Where differences stand out by so much that there may be a jump large enough to be reported."""
+    """Return intervals with differences so large that a jump of reportable size is possible."""
     samples = curve.model
     x, h = samples.values, float(samples.values[1] - samples.values[0])
     least = min(KINDS["force jump"][0] / 2, KINDS["curvature jump"][0] * h / 4)
@@ -282,7 +282,7 @@ def _places(curve: Curve) -> list[_Place]:
 
 
 def _peaks(score: Array, count: int, least: float) -> list[int]:
-    """The highest points, at least two apart."""
+    """Return the highest points, at least two points apart."""
     chosen: list[int] = []
     for k in np.argsort(-score).tolist():
         if len(chosen) == count or not score[k] > least:
@@ -293,12 +293,12 @@ def _peaks(score: Array, count: int, least: float) -> list[int]:
 
 
 def _mismatch(samples: Samples) -> Array:
-    """[n − 1] eV by which the energy changes otherwise than the forces say (trapezoidal rule)."""
+    """Return the differences between energy changes and the work of the forces (trapezoidal rule), [n − 1] eV."""
     return np.diff(samples.energy) + np.diff(samples.values) * (samples.force[1:] + samples.force[:-1]) / 2
 
 
 def _standing_out(differences: Array, neighbors: int) -> Array:
-    """|difference − median of it and its neighbors|; 0 where a value is not finite."""
+    """Return |difference − median of it and its neighbors|; 0 where a value is not finite."""
     half = min(neighbors, len(differences)) // 2
     padded = np.pad(differences, half, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
@@ -306,7 +306,7 @@ def _standing_out(differences: Array, neighbors: int) -> Array:
 
 
 def _bends(surface: ModelSurface, places: Sequence[_Place], progress: ScanProgress) -> list[float]:
-    """Jumps of the slope of the force, eV/Å²: the difference of the one-sided slopes, extrapolated to no distance."""
+    """Return jumps of the slope of the force, eV/Å²: differences of one-sided slopes, extrapolated to zero step."""
     requests = [(place.curve.path, (place.low + place.high) / 2 + _BENDS) for place in places]
     bends = []
     for samples in surface(requests, progress.advance):

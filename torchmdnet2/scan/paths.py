@@ -1,4 +1,4 @@
-"""The bonds of a molecule as a graph: what moves when a bond is stretched or turned.
+"""Paths of a scan: bonds, torsions and close contacts, with the graph of the bonds that says which atoms move.
 
 Shapes: N atoms.
 """
@@ -24,11 +24,11 @@ __all__ = [
 
 
 _LINEAR = 170.0
-"""Degrees; a bond angle above has no torsion."""
+"""Degrees; larger bond angles define no torsion."""
 
 
 class BondGraph:
-    """Atoms nearer than 1.25 sums of their covalent radii are bonded.
+    """The bonds of a molecule: atoms at distances below 1.25 sums of their covalent radii are bonded.
 
     Args:
         numbers: [N] atomic numbers.
@@ -50,22 +50,22 @@ class BondGraph:
             self.neighbors[j].append(i)
 
     def side(self, i: int, j: int) -> set[int]:
-        """What moves with atom i when it is pulled away from j: all atoms whose every way to j goes through i.
+        """Return the atoms that move with i when it is pulled away from j: those connected with j only through i.
 
-        For a bond that is not in a ring this is its half of the molecule; of a ring, i and the branches at it.
+        For a bond outside rings this is one side of the molecule; in a ring, it is i and the branches at i.
         """
         return self._reached(i) - self._reached(j, without=i)
 
     def is_rotatable(self, i: int, j: int) -> bool:
-        """Whether there is a torsion about this bond: not in a ring, and at both ends another atom off the axis."""
+        """Return whether the bond has a torsion: it is not in a ring, and both ends have an atom off the axis."""
         return j not in self._others(i, j) and bool(self.bent(i, j)) and bool(self.bent(j, i))
 
     def bent(self, i: int, j: int) -> list[int]:
-        """The other neighbors of i that are not in line with the bond i–j."""
+        """Return the other neighbors of i that are not in line with the bond i–j."""
         return [k for k in self.neighbors[i] if k != j and self._angle(k, i, j) < _LINEAR]
 
     def _others(self, i: int, j: int) -> set[int]:
-        """Atoms that i is connected with by other bonds than that with j."""
+        """Return the atoms that are connected with i without the bond i–j."""
         found = set()
         for k in self.neighbors[i]:
             if k != j:
@@ -73,7 +73,7 @@ class BondGraph:
         return found
 
     def _reached(self, start: int, without: int = -1) -> set[int]:
-        """Atoms that are connected with this one, also when another one is taken out."""
+        """Return the atoms that are connected with `start` if the atom `without` is removed."""
         found, new = {start}, [start]
         while new:
             new = [n for k in new for n in self.neighbors[k] if n != without]
@@ -87,7 +87,7 @@ class BondGraph:
         return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
 
 
-# --- Lines through configuration space along which a potential is scanned: bonds and torsions ---
+# --- Bonds and torsions ---
 
 Array = NDArray[np.float64]
 
@@ -104,13 +104,13 @@ class ScanPath(ABC):
 
     Attributes:
         kind: "bond", "torsion" or "contact".
-        name: for people, as "C0–C1".
-        atoms: which ones the coordinate is of.
-        system: one structure, float64 on the CPU; its positions are those at `start`.
-        start: the coordinate there, Å or rad.
-        usual: what the coordinate is divided by where it is shown: the bond's length, or the sum of the covalent radii
-            of a contact, Å; of a torsion 1.
-        values: [n] the points that are scanned, ascending, Å or rad.
+        name: name for reports, such as "C0–C1".
+        atoms: the atoms that define the coordinate.
+        system: one structure, float64 on the CPU, with the positions at `start`.
+        start: value of the coordinate for these positions, Å or rad.
+        usual: unit of the coordinate in reports: length of a bond, or sum of the covalent radii of a contact, in
+            Å; 1 for a torsion.
+        values: [n] the points of the scan, ascending, Å or rad.
     """
 
     kind: str
@@ -127,21 +127,21 @@ class ScanPath(ABC):
 
     @abstractmethod
     def tangents(self, values: Array) -> Array:
-        """[n, N, 3] derivative of the positions with respect to the coordinate."""
+        """Return the derivative of the positions with respect to the coordinate, [n, N, 3]."""
 
     @property
     def origin(self) -> Array:
-        """[N, 3] Å, the positions at `start`."""
+        """Positions at `start`, [N, 3] Å."""
         return self.system.pos.numpy()
 
     def shown(self, value: float) -> str:
-        """A value of the coordinate for people."""
+        """Return a value of the coordinate as text for reports."""
         if self.kind == "torsion":
             return f"{np.degrees(value):.0f}°"
         return f"{value / self.usual:.2f}× ({value:.2f} Å)"
 
     def systems(self, values: Array) -> list[System]:
-        """The structures, float64 on the CPU."""
+        """Return the structures, float64 on the CPU."""
         return [self.system.replace(pos=torch.from_numpy(pos.copy())) for pos in self.positions(values)]
 
 
@@ -167,7 +167,7 @@ class Turn(ScanPath):
     """A group of atoms turns about an axis.
 
     Attributes:
-        moving: [N] whether an atom turns.
+        moving: [N] True for atoms that turn.
         pivot: [3] Å, a point on the axis.
         axis: [3] unit vector.
     """
@@ -189,10 +189,10 @@ class Turn(ScanPath):
 
 
 def bond_paths(system: System, graph: BondGraph) -> list[ScanPath]:
-    """Every bond from 0.6 to 2 times its length.
+    """Return a path for every bond, from 0.6 to 2 times its length.
 
-    Both ends move by half of the change along the bond, each with all atoms that hang on it alone (`BondGraph.side`).
-    All other bonds keep their lengths, but for those of a ring that the bond is in.
+    Both ends move by half of the change along the bond, each with all atoms on its side (`BondGraph.side`). All other
+    bonds keep their lengths, except those in the same ring.
     """
     pos, found = system.pos.numpy(), []
     for i, j in graph.bonds:
@@ -208,7 +208,7 @@ def bond_paths(system: System, graph: BondGraph) -> list[ScanPath]:
 
 
 def torsion_paths(system: System, graph: BondGraph) -> list[ScanPath]:
-    """A full turn about every bond that has a torsion; the smaller side turns, bond lengths and angles stay."""
+    """Return a full turn about every bond that has a torsion. The smaller side turns; bond lengths and angles stay."""
     pos, found = system.pos.numpy(), []
     for i, j in graph.bonds:
         if not graph.is_rotatable(i, j):
@@ -228,7 +228,7 @@ def torsion_paths(system: System, graph: BondGraph) -> list[ScanPath]:
 
 
 def _dihedral(pos: Array) -> float:
-    """Of four atoms, rad; positive turns of the far end about the bond, seen along it, make it larger."""
+    """Return the dihedral angle of four atoms, rad; it grows with positive turns of the far end about the bond."""
     a, b, c = pos[1] - pos[0], pos[2] - pos[1], pos[3] - pos[2]
     one, two = np.cross(a, b), np.cross(b, c)
     return float(np.arctan2(np.linalg.norm(b) * (a @ two), one @ two))
@@ -240,30 +240,31 @@ def _atom(system: System, k: int) -> str:
 
 # --- Close contacts: two copies of a molecule approach each other with atoms of two given elements in front ---
 #
-# Closed-shell molecules repel each other at short distance whatever their elements, and in dynamics it is they who
-# meet. Two bare atoms, the other common choice, are radicals that no training data of molecules hold: not finding their
-# bond is no fault of a model.
+# Closed-shell molecules of all elements repel each other at short distance, and they are what meets in dynamics. Two
+# bare atoms, the other common choice, are radicals that molecular training data do not contain, so that a missing bond
+# would not be a fault of the model.
 
-_CLOSEST = 0.6  # of the sum of covalent radii
+_CLOSEST = 0.6  # multiple of the sum of covalent radii
 _STEP = 0.02  # Å
-_BEYOND = 1.0  # Å after the cutoff, so that what happens there is seen
+_BEYOND = 1.0  # Å after the cutoff, so that the scan shows faults at the cutoff
 _DIRECTIONS = 200
 _TURNS = 12
-_CANDIDATES = 3  # atoms of an element, the most exposed ones
+_CANDIDATES = 3  # number of atoms of an element that are tried, the most exposed ones
 
 
 def contact_paths(system: System, cutoff: float) -> tuple[list[ScanPath], list[str]]:
-    """One path for each pair of elements, from 0.6 times the sum of their covalent radii to 1 Å beyond the cutoff.
+    """Return a path for each pair of elements, from 0.6 times the sum of their covalent radii to 1 Å beyond the cutoff.
 
-    Each atom approaches along the direction in which the rest of its molecule is farthest. Of the most exposed atoms
-    of both elements, and of twelve turns about the axis, those are taken that keep all other atoms farthest apart.
+    Each atom approaches along the direction in which the rest of its molecule is farthest. The most exposed atoms of
+    both elements and twelve turns about the axis are tried; the choice that keeps all other atoms farthest apart wins.
 
     Args:
         system: one molecule, float64 on the CPU.
-        cutoff: the largest of the model, Å.
+        cutoff: largest cutoff of the model, Å.
 
     Returns:
-        The paths, and pairs of elements for which other atoms are nearer than the two in front: these are left out.
+        The paths, and the pairs of elements that are left out because other atoms would be closer than the two in
+        front.
     """
     z, pos = system.z.numpy(), system.pos.numpy()
     exposed = {int(e): _exposed(z, pos, int(e)) for e in np.unique(z)}
@@ -290,7 +291,7 @@ def contact_paths(system: System, cutoff: float) -> tuple[list[ScanPath], list[s
 
 
 def _exposed(z: NDArray[np.int64], pos: Array, element: int) -> list[tuple[int, Array]]:
-    """The atoms of an element with the most room, most of it first, and the directions in which it is."""
+    """Return the most exposed atoms of an element, the most exposed first, and their free directions."""
     directions = _sphere()
     found = []
     for a in np.flatnonzero(z == element).tolist():
@@ -307,8 +308,11 @@ def _exposed(z: NDArray[np.int64], pos: Array, element: int) -> list[tuple[int, 
 def _placed(
     z: NDArray[np.int64], pos: Array, one: tuple[int, Array], two: tuple[int, Array], turn: int, distance: float
 ) -> tuple[float, int, int, Array, Array]:
-    """A copy at this distance of the atoms in front: how near other atoms come, in sums of covalent radii; the atoms;
-    the direction from the first to the second; the copy's positions [N, 3]."""
+    """Place a copy with the atoms in front at a distance.
+
+    Return the smallest distance of other atoms, in sums of covalent radii; the atoms; the direction from the first to
+    the second; the positions of the copy [N, 3].
+    """
     (a, direction), (b, front) = one, two
     rotation = _rotation(-direction, 2 * np.pi * turn / _TURNS) @ _onto(front, -direction)
     copy = (pos - pos[b]) @ rotation.T + pos[a] + distance * direction
@@ -318,21 +322,21 @@ def _placed(
 
 
 def _sphere() -> Array:
-    """[n, 3] unit vectors, evenly spread: a Fibonacci lattice."""
+    """Return evenly spread unit vectors, [n, 3]: a Fibonacci lattice."""
     k = np.arange(_DIRECTIONS) + 0.5
     z, angle = 1 - 2 * k / _DIRECTIONS, np.pi * (1 + 5**0.5) * k
     return np.stack([np.sqrt(1 - z * z) * np.cos(angle), np.sqrt(1 - z * z) * np.sin(angle), z], 1)
 
 
 def _rotation(axis: Array, angle: float) -> Array:
-    """[3, 3] by Rodrigues' formula."""
+    """Return a rotation [3, 3] by Rodrigues' formula."""
     x, y, z = axis
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
 
 
 def _onto(one: Array, two: Array) -> Array:
-    """[3, 3] rotation that takes a unit vector to another."""
+    """Return the rotation [3, 3] that takes a unit vector to another."""
     axis = np.cross(one, two)
     sine, cosine = float(np.linalg.norm(axis)), float(one @ two)
     if sine < 1e-9:

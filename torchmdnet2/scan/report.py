@@ -1,4 +1,4 @@
-"""The plots of a scan."""
+"""The report of a scan: numbers of every curve, plots and files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = 4
-_LARGEST = 12.0  # eV of a bond or contact that is drawn in full; above, walls would hide all else
+_LARGEST = 12.0  # eV, the upper end of plots of bonds and contacts; higher walls would hide everything else
 _LINES = {"wall": "C3", "hole": "C3", "extra minimum": "C1"}
 
 
 def picture(curves: Sequence[Curve], reference: str | None) -> bytes:
-    """A panel for each curve of one kind, as PNG: energies above the curve's zero, the reference as dots.
+    """Draw a panel for each curve of one kind, as PNG: energies above the curve's zero, the reference as dots.
 
     Args:
-        curves: at least one.
-        reference: its name, for the legend.
+        curves: at least one curve.
+        reference: name of the reference, for the legend.
     """
 
     def draw(figure: Figure) -> None:
@@ -80,7 +80,7 @@ def _shown(curve: Curve, values: Array) -> Array:
 
 
 def _range(energies: Array, kind: str) -> tuple[float, float]:
-    """Limits of the energy axis."""
+    """Return the limits of the energy axis."""
     known = energies[np.isfinite(energies)]
     if not len(known):
         return -1.0, 1.0
@@ -91,7 +91,7 @@ def _range(energies: Array, kind: str) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-# --- The result of a scan: numbers of every curve, and the files ---
+# --- The result of a scan and its files ---
 
 MARKS = {"bond": (0.6, 0.7, 0.8, 1.5, 2.0), "torsion": (), "contact": (0.8, 1.0, 1.5, 2.0)}
 """Multiples of the usual value whose energies are in the tables."""
@@ -101,24 +101,24 @@ TITLES = {"bond": "Bonds", "torsion": "Torsions", "contact": "Contacts"}
 WORDS = {
     "bond": "eV above the minimum, at multiples of the bond's length",
     "torsion": "minima in a full turn of a rigid rotation, its barrier in eV",
-    "contact": "two copies of the molecule: eV above both apart, at multiples of the sum of the covalent radii",
+    "contact": "two copies of the molecule: eV above separate copies, at multiples of the sum of the covalent radii",
 }
-"""What the numbers in the tables are."""
+"""Meaning of the numbers in the tables."""
 
 
 @dataclass(eq=False)
 class ScanReport:
-    """What `scan_molecule` found.
+    """The result of `scan_molecule`.
 
     Attributes:
-        model: its name.
-        formula: of the molecule.
-        curves: bonds, torsions, contacts.
-        cutoff: the largest of the model, Å.
-        reference: its name; None without.
-        notes: what was left out, in words.
-        members: of an ensemble; 1 for a single model.
-        complete: whether it was not interrupted.
+        model: name of the model.
+        formula: formula of the molecule.
+        curves: curves of bonds, torsions and contacts.
+        cutoff: largest cutoff of the model, Å.
+        reference: name of the reference; None without one.
+        notes: sentences on what was left out.
+        members: number of members of an ensemble; 1 for a single model.
+        complete: False if the scan was interrupted.
     """
 
     model: str
@@ -132,16 +132,16 @@ class ScanReport:
 
     @property
     def findings(self) -> list[tuple[Curve, Finding]]:
-        """Everything that is wrong, curve by curve."""
+        """All findings, curve by curve."""
         return [(curve, finding) for curve in self.curves for finding in curve.findings]
 
     @property
     def passed(self) -> bool:
-        """Whether all was scanned and nothing is wrong."""
+        """Whether the scan is complete and has no findings."""
         return self.complete and not self.findings
 
     def of(self, kind: str) -> list[Curve]:
-        """The curves of a kind.
+        """Return the curves of a kind.
 
         Args:
             kind: "bond", "torsion" or "contact".
@@ -149,7 +149,7 @@ class ScanReport:
         return [curve for curve in self.curves if curve.path.kind == kind]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: energies in eV above the zero of each curve, distances in Å, angles in rad."""
+        """Return plain data for JSON: energies in eV above the zero of each curve, distances in Å, angles in rad."""
         return {
             "model": self.model,
             "members": self.members,
@@ -162,13 +162,13 @@ class ScanReport:
         }
 
     def write(self, prefix: Path) -> list[Path]:
-        """Write PREFIX.json, PREFIX.csv, PREFIX.html and a PNG for each kind; those of before become ….old.
+        """Write PREFIX.json, PREFIX.csv, PREFIX.html and a PNG for each kind; existing files are renamed to FILE.old.
 
         Args:
-            prefix: of the files' names, folder included.
+            prefix: beginning of the files' names, with the folder.
 
         Returns:
-            What was written. Without matplotlib, there are no plots.
+            The written files. Without matplotlib there are no plots.
         """
         prefix.parent.mkdir(parents=True, exist_ok=True)
         drawn: dict[str, bytes] = {}
@@ -186,21 +186,21 @@ class ScanReport:
             if file in content:
                 atomic_write(file, content[file], keep=True)
             else:
-                keep_old(file)  # which belongs to another scan
+                keep_old(file)  # a file of another scan
         return list(content)
 
     @staticmethod
     def files(prefix: Path) -> list[Path]:
-        """All that `write` may write.
+        """Return all files that `write` may write.
 
         Args:
-            prefix: of the files' names, folder included.
+            prefix: beginning of the files' names, with the folder.
         """
         ends = [".json", ".csv", ".html", *(f"_{kind}s.png" for kind in TITLES)]
         return [_named(prefix, end) for end in ends]
 
     def _csv(self) -> str:
-        """A row for each point of each curve."""
+        """Return a table with a row for each point of each curve."""
         lines = ["kind,name,coordinate,multiple,energy_eV,force,spread_eV,reference_eV,reference_force"]
         for curve in self.curves:
             path, samples = curve.path, curve.model
@@ -240,7 +240,7 @@ class ScanReport:
 
 
 def rows(curves: Sequence[Curve], ensemble: bool) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of some curves of one kind; numbers of the reference in brackets."""
+    """Return heads and rows of the table of curves of one kind; numbers of the reference are in brackets."""
     kind = curves[0].path.kind
     heads = {
         "bond": ["bond", "Å", *(f"{m:g}×" for m in MARKS[kind])],
@@ -271,7 +271,7 @@ def _row(curve: Curve, ensemble: bool) -> list[str]:
 
 
 def _both(own: float, other: float | None) -> str:
-    """ "1.20 (1.31)", with "–" for what there is not."""
+    """Return both numbers as "1.20 (1.31)", with "–" for a missing one."""
     texts = ["–" if v is None or not math.isfinite(v) else _short(v) for v in (own, other)]
     return texts[0] if other is None else f"{texts[0]} ({texts[1]})"
 
@@ -281,7 +281,7 @@ def _short(value: float) -> str:
 
 
 def _rotamers(energy: Array) -> int:
-    """Minima of a full turn, whose first and last point are the same."""
+    """Return the number of minima of a full turn, whose first and last points coincide."""
     inner = energy[:-1]
     rolled = np.roll(inner, -int(np.argmax(np.where(np.isfinite(inner), inner, -np.inf))))
     return len(minima(np.append(rolled, rolled[0]), DEPTH["torsion"]))
@@ -326,5 +326,5 @@ def _list(values: Array) -> list[float | None]:
 
 
 def _plain(value: float) -> float | None:
-    """NaN, which JSON does not have, as None."""
+    """Return NaN, which JSON does not have, as None."""
     return value if math.isfinite(value) else None

@@ -1,8 +1,8 @@
 """Scan of a potential along bonds, torsions and close contacts.
 
-Errors on test frames say nothing about geometries that no frame has. R. Liu et al. (arXiv:2602.04861) stretch and
-compress bonds and relate what they find there (discontinuities, artificial minima, spurious forces) to the stability of
-dynamics; here are bonds, and torsions and contacts of molecules with the same questions.
+Errors on test frames say nothing about geometries outside the data. R. Liu et al. (arXiv:2602.04861) stretch and
+compress bonds, and relate faults of the curves (discontinuities, artificial minima, spurious forces) to the stability
+of dynamics. This scan checks bonds, torsions and contacts for such faults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "scan_molecule"]
 
 KINDS = ("bond", "torsion", "contact")
-_COARSE = 5  # every so many points for the reference
+_COARSE = 5  # the reference is computed at every fifth point
 
 
 def scan_molecule(
@@ -45,34 +45,34 @@ def scan_molecule(
     console: Console | None = None,
     level: str | None = None,
 ) -> ScanReport:
-    """Energies and forces along every bond, rotatable torsion and close contact of a molecule, and what is wrong there.
+    """Scan every bond, rotatable torsion and close contact of a molecule for faults of a model.
 
-    Bonds: `paths.bond_paths`; torsions: `paths.torsion_paths`; contacts, of each pair of elements:
-    `contacts.contact_paths`. What counts as wrong: `findings.CHECKS` and `jumps.KINDS`. KeyboardInterrupt (Ctrl-C) ends
-    a scan early once there is a curve: the report has what was computed, and a note.
+    Paths are made by `paths.bond_paths`, `paths.torsion_paths` and, for each pair of elements, `paths.contact_paths`.
+    Faults are defined by `findings.CHECKS` and `findings.KINDS`. KeyboardInterrupt (Ctrl-C) ends a scan early; if a
+    curve is complete, the report has all results so far, and a note.
 
     Args:
         models: a .tmn file or a Potential; an Ensemble, an ensemble.json, or a list of .tmn files.
         atoms: one molecule near its equilibrium, or several beside each other; not periodic.
-        kinds: which of "bond", "torsion", "contact".
-        reference: computed at every fifth point: a name (`surfaces.open_reference`) or a Surface. What it has too is no
-            fault of the model.
-        device: where the model runs.
-        dtype: floating-point type of the network. With float32, jumps are looked at once more in float64; jumps of the
-            curvature alone are looked for in float64 only, which takes some ten times as long on CPUs.
+        kinds: any of "bond", "torsion", "contact".
+        reference: name (`surfaces.open_reference`) or Surface of a reference, which is computed at every fifth point.
+            Faults that the reference has too do not count.
+        device: device of the model.
+        dtype: floating-point type of the network. With float32, jumps are checked again in float64. Jumps of the
+            curvature are found in float64 only, which takes some ten times as long on CPUs.
         charge: total charge in e, if the structure states none.
         spin: multiplicity 2S+1, if the structure states none.
-        allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a warning.
-        console: where progress is shown; None is silent.
-        level: level of theory, of models that were trained on several; None: their default. A model as reference has
-            its default.
+        allow_untrained_charge: accept total charges that the model was not trained on, or does not use, with a warning.
+        console: console for progress; None shows nothing.
+        level: level of theory, for models that were trained on several; None takes their default. A model as reference
+            has its default.
 
     Raises:
-        BadConfig: an unknown kind or reference.
-        BadData: there are no atoms, or they are periodic.
+        BadConfig: a kind or the reference is unknown.
+        BadData: there are no atoms, or the structure is periodic.
         Unphysical: atoms overlap.
         UnknownElement, UntrainedCharge: the model does not know an element, or the total charge.
-        ValueError: the structure is not valid otherwise.
+        ValueError: the structure is not valid for another reason.
     """
     for kind in kinds:
         if kind not in KINDS:
@@ -130,7 +130,7 @@ def _molecule(atoms: Atoms, charge: int | None, spin: int | None) -> System:
         raise BadData("the structure has no atoms")
     if atoms.pbc.any():
         raise BadData(
-            "the structure is periodic, and a scan takes molecules: write one of them to a file without a cell "
+            "the structure is periodic, but a scan needs a molecule: write one to a file without a cell "
             "(atoms.pbc = False, whole, not wrapped)"
         )
     bare = plain_copy(atoms, charge, spin)
@@ -139,7 +139,7 @@ def _molecule(atoms: Atoms, charge: int | None, spin: int | None) -> System:
 
 
 def _paths(system: System, surface: ModelSurface, kinds: Sequence[str]) -> tuple[list[ScanPath], list[str]]:
-    """All paths in the order of KINDS, and notes on what is left out."""
+    """Return all paths in the order of KINDS, and notes on what is left out."""
     graph = BondGraph(system.z.numpy(), system.pos.numpy())
     paths: list[ScanPath] = []
     notes: list[str] = []
@@ -150,7 +150,7 @@ def _paths(system: System, surface: ModelSurface, kinds: Sequence[str]) -> tuple
     if "contact" in kinds:
         contacts, hidden = contact_paths(system, surface.cutoff)
         if hidden:
-            notes.append(f"no contact of {', '.join(hidden)}: other atoms would be nearer")
+            notes.append(f"no contact of {', '.join(hidden)}: other atoms would be closer")
         try:
             for path in contacts[:1]:
                 surface.check(path.system)
@@ -162,7 +162,7 @@ def _paths(system: System, surface: ModelSurface, kinds: Sequence[str]) -> tuple
 
 
 def _judge(curve: Curve) -> None:
-    """Complete the findings of a curve; what its reference shows as well is excused."""
+    """Complete the findings of a curve; findings that its reference has too are excused."""
     found = find_faults(curve.path, curve.model)
     theirs: set[str] = set()
     if curve.reference is not None:

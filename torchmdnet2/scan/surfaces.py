@@ -1,4 +1,4 @@
-"""How far a scan is: a live bar in a terminal, a line now and then elsewhere."""
+"""Surfaces that a scan evaluates, the scanned curves, and the display of progress."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _EVERY = 10.0  # s between lines
 
 
 class ScanProgress:
-    """Shows how many structures are computed, and the time left.
+    """Shows the number of computed structures and the time left: a bar in a terminal, lines elsewhere.
 
     Args:
-        console: where to; None shows nothing.
+        console: console for the display; None shows nothing.
     """
 
     def __init__(self, console: Console | None):
@@ -71,8 +71,8 @@ class ScanProgress:
         """Begin a stage.
 
         Args:
-            stage: what is done, in words.
-            total: structures in it.
+            stage: name of the stage.
+            total: number of structures in it.
         """
         self._stage, self._total, self._done = stage, total, 0
         self._started = self._told = time.perf_counter()
@@ -85,7 +85,7 @@ class ScanProgress:
             self._print(f"{stage}: {total} structures")
 
     def advance(self, structures: int) -> None:
-        """Tell that some more structures are computed."""
+        """Add a number of computed structures."""
         self._done += structures
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[-1], completed=self._done)
@@ -101,24 +101,24 @@ class ScanProgress:
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-# --- What gives the energies of a scan: a model, an ensemble, or a calculator of ASE as reference ---
+# --- Surfaces: a model, an ensemble, or a calculator of ASE as reference ---
 
 if TYPE_CHECKING:
     from ase.calculators.calculator import Calculator
 
 
-_ATOMS = 4000  # of a batch
+_ATOMS = 4000  # largest number of atoms in a batch
 Request = tuple[ScanPath, Array]
 Models = str | os.PathLike | Potential | Ensemble | Sequence[str | os.PathLike]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Points of a path.
+    """Energies and forces at points of a path.
 
     Attributes:
-        values: [n] the coordinate, Å or rad.
-        energy: [n] eV; NaN where there is none.
+        values: [n] values of the coordinate, Å or rad.
+        energy: [n] eV; NaN where the calculation failed.
         force: [n] −dE/d(coordinate), from the forces on the atoms, eV/Å or eV/rad.
         spread: [n] eV, standard deviation of an ensemble's members; None without members.
     """
@@ -133,8 +133,8 @@ class Surface(ABC):
     """A potential-energy surface.
 
     Attributes:
-        name: for people.
-        precise: whether forces are computed in float64.
+        name: name for reports.
+        precise: True if forces are computed in float64.
     """
 
     name: str
@@ -142,24 +142,24 @@ class Surface(ABC):
 
     @abstractmethod
     def __call__(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> list[Samples]:
-        """Energies and forces along paths.
+        """Compute energies and forces along paths.
 
         Args:
             requests: paths, and the values [n] of their coordinates.
-            progress: is called with the number of computed points, now and then.
+            progress: function that is called repeatedly with the number of points computed since the last call.
         """
 
     def check(self, system: System) -> None:  # noqa: B027 (most have nothing to refuse)
-        """Raise an error for a structure that cannot be computed, as one with a charge that would not be used."""
+        """Raise an error for a structure that cannot be computed, such as one whose charge would be ignored."""
 
 
 class ModelSurface(Surface):
-    """A model or an ensemble.
+    """The surface of a model or an ensemble.
 
     Args:
         models: a .tmn file, the name of a potential, or a Potential; an ensemble, its ensemble.json, or a list of
             files or names.
-        device, dtype, allow_untrained_charge, level: as of `torchmdnet2.load`.
+        device, dtype, allow_untrained_charge, level: as for `torchmdnet2.load`.
 
     Raises:
         FileNotFoundError, BadCheckpoint, ValueError: as `torchmdnet2.load` and `Ensemble`.
@@ -198,7 +198,7 @@ class ModelSurface(Surface):
         return all(member.dtype == torch.float64 for member in self.members)
 
     def in_float64(self) -> ModelSurface:
-        """The same surface in float64: slower, and without rounding. Itself where it is that already."""
+        """Return the same surface in float64, which is slower but precise; the surface itself if it is in float64."""
         if self.precise:
             return self
         exact = copy.copy(self)
@@ -208,13 +208,13 @@ class ModelSurface(Surface):
 
     @property
     def cutoff(self) -> float:
-        """The largest of all members and their priors, Å; some priors have none, or an infinite one."""
+        """Largest cutoff of all members and their priors in Å, without priors that have none or an infinite one."""
         priors = [prior.cutoff for member in self.members for prior in member.priors]
         found = [*(member.cutoff for member in self.members), *(c for c in priors if c is not None)]
         return max(c for c in found if math.isfinite(c))
 
     def check(self, system: System) -> None:
-        """Raise what the members refuse (`Potential.check`)."""
+        """Raise an error for a structure that a member refuses (`Potential.check`)."""
         for member in self.members:
             member.check(system.to(member.device))
 
@@ -248,11 +248,11 @@ class ModelSurface(Surface):
 
 
 class CalculatorSurface(Surface):
-    """A calculator of ASE, one structure after the other.
+    """The surface of a calculator of ASE, which computes one structure after the other.
 
     Args:
-        name: for people.
-        make: a calculator for a total charge and a multiplicity 2S+1 (0: not given).
+        name: name for reports.
+        make: function that returns a calculator for a total charge and a multiplicity 2S+1 (0: not given).
     """
 
     precise = True
@@ -284,11 +284,11 @@ class CalculatorSurface(Surface):
 
 
 def open_reference(name: str, device: str = "cpu", allow_untrained_charge: bool = False) -> Surface:
-    """A reference by its name: "gfn2-xtb", "gfn1-xtb", a model as of ModelSurface, or a calculator of ASE.
+    """Open a reference by its name: "gfn2-xtb", "gfn1-xtb", a model as for ModelSurface, or a calculator of ASE.
 
     Raises:
         BadConfig: there is no such reference.
-        MissingBackend: what it needs is not installed.
+        MissingBackend: a package that it needs is not installed.
         FileNotFoundError, BadCheckpoint: as `torchmdnet2.load`.
     """
     if name.endswith((".tmn", ".json")):
@@ -303,7 +303,7 @@ def open_reference(name: str, device: str = "cpu", allow_untrained_charge: bool 
     if known not in names:
         raise BadConfig(
             f"--reference: '{name}' is not a reference: give {', '.join(_XTB)}, a .tmn file, an ensemble.json, or the "
-            "name of a potential (`torchmdnet2 models`) or of a calculator of ASE, as emt"
+            "name of a potential (`torchmdnet2 models`) or of a calculator of ASE, such as emt"
         )
     try:
         kind = get_calculator_class(known)
@@ -320,7 +320,7 @@ _ARGUMENTS: dict[str, tuple[str, str | None]] = {
     "psi4": ("charge", "multiplicity"),
     "qchem": ("charge", "multiplicity"),
 }
-"""calculator of ASE -> its arguments for the total charge and the multiplicity 2S+1"""
+"""Calculator of ASE -> its arguments for the total charge and the multiplicity 2S+1."""
 
 
 def _by_name(name: str, kind: Callable[..., Calculator], charge: int, spin: int) -> Calculator:
@@ -350,7 +350,7 @@ def _xtb(method: str) -> Callable[[int, int], Calculator]:
 
 
 def _parts(systems: Iterable[System]) -> Iterator[list[System]]:
-    """Batches of a few thousand atoms."""
+    """Yield batches of a few thousand atoms."""
     part: list[System] = []
     atoms = 0
     for system in systems:
@@ -363,22 +363,22 @@ def _parts(systems: Iterable[System]) -> Iterator[list[System]]:
         yield part
 
 
-# --- A scanned curve, and what is read off it ---
+# --- Scanned curves and their minima ---
 
 WELL = (0.8, 1.25)
-"""A bond's minimum is between these multiples of its length: thermal frames and the model's own minimum differ by
-less."""
+"""A bond's minimum is between these multiples of its length, since thermal frames and the minimum of the model differ
+by less."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a curve.
+    """A fault of a curve.
 
     Attributes:
         kind: one of `findings.KINDS`.
-        value: of the coordinate where it is, Å or rad.
-        size: how large it is, in the unit of its kind.
-        text: in words.
+        value: value of the coordinate at the fault, Å or rad.
+        size: size of the fault, in the unit of its kind.
+        text: description for reports.
     """
 
     kind: str
@@ -392,13 +392,13 @@ class Curve:
     """Energies along one path.
 
     Attributes:
-        path: which one.
-        model: the model's samples.
-        reference: those of the reference, at every fifth point; None without.
-        findings: what is wrong.
-        excused: what the reference has too.
-        jumps: the largest of each kind that was found by refinement (`jumps.KINDS`), in eV, eV/Å and eV/Å²; with rad
-            for a torsion.
+        path: the path.
+        model: samples of the model.
+        reference: samples of the reference, at every fifth point; None without a reference.
+        findings: faults of the model.
+        excused: faults that the reference has too.
+        jumps: largest jump of each kind that refinement found (`findings.KINDS`), in eV, eV/Å and eV/Å²; with rad for a
+            torsion.
     """
 
     path: ScanPath
@@ -409,15 +409,15 @@ class Curve:
     jumps: dict[str, float] = field(default_factory=dict)
 
     def relative(self, samples: Samples | None = None) -> Array:
-        """[n] eV above the zero of the curve, of the model by default.
+        """Return energies above the zero of the curve, [n] eV, of the model by default.
 
-        That is the minimum of the well of a bond, the lowest point of a torsion, and the farthest point of a contact.
+        The zero is the minimum of a bond's well, the lowest point of a torsion, or the farthest point of a contact.
         """
         samples = self.model if samples is None else samples
         return samples.energy - zero(self.path, samples)
 
     def at(self, multiple: float, samples: Samples | None = None) -> float:
-        """Energy (`relative`) at a multiple of the usual value, interpolated; NaN outside the scanned range."""
+        """Return the energy (`relative`) at a multiple of the usual value, interpolated; NaN outside the scan."""
         samples = self.model if samples is None else samples
         x = samples.values / self.path.usual
         if not x[0] - 1e-9 <= multiple <= x[-1] + 1e-9:
@@ -426,7 +426,7 @@ class Curve:
 
 
 def zero(path: ScanPath, samples: Samples) -> float:
-    """The energy that others are compared with, eV; NaN where there is none."""
+    """Return the energy that is the zero of a curve, eV; NaN if there is none."""
     energy = samples.energy
     if path.kind == "contact":
         return float(energy[-1])
@@ -441,8 +441,8 @@ class Minimum:
     """A minimum of a curve.
 
     Attributes:
-        index: of its point.
-        depth: eV below the lower one of the two barriers around it (an end of the curve is no barrier).
+        index: index of its point.
+        depth: depth in eV below the lower of the two barriers around it; an end of the curve is not a barrier.
     """
 
     index: int
@@ -450,14 +450,14 @@ class Minimum:
 
 
 def minima(energy: Array, least: float) -> list[Minimum]:
-    """The minima that are at least so deep, the ends of the curve among them, in order.
+    """Return the minima of at least a given depth in order; ends of the curve may be minima.
 
-    Points are flooded from the lowest up; where two basins meet, the higher minimum ends with the depth it has reached
-    (persistence). The lowest one of all is always there.
+    Depth is persistence: points are flooded from the lowest up, and where two basins meet, the higher minimum ends with
+    the depth that it has reached. The lowest minimum is always returned.
 
     Args:
-        energy: [n] eV; NaN separate basins as infinite walls do.
-        least: eV.
+        energy: [n] eV; NaN separates basins like an infinite wall.
+        least: least depth in eV.
     """
     energy = np.where(np.isfinite(energy), energy, np.inf)
     lowest: dict[int, int] = {}  # representative point of a basin -> its minimum
