@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,11 +13,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_potential
+from ase.io import write
+from tiny import ethanol, tiny_potential
 
+import torchmdnet2
 from torchmdnet2 import Evaluator, System
+from torchmdnet2.checkpoint import save
+from torchmdnet2.cli import main
 from torchmdnet2.core import devices as processes
-from torchmdnet2.streams.pipeline import _in_words
+from torchmdnet2.errors import BadConfig
+from torchmdnet2.md import MDOptions, run_md
+from torchmdnet2.md.output import Table
+from torchmdnet2.streams.pipeline import Journal, _in_words
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -133,6 +141,41 @@ def test_processes_that_end(begun, words):
     """A script without a guard, which every process would run again, is told from a process that was killed."""
     with pytest.raises(RuntimeError, match=words), _in_words(lambda: begun):
         raise BrokenProcessPool
+
+
+def test_two_runs_do_not_write_the_same_files(tmp_path):
+    """The second one of md, relax and score is refused, and changes nothing; the end of the first frees its files."""
+    table = Table(tmp_path / "md.csv")
+    job = {"model": "a"}
+    journal = Journal(tmp_path / "o.xyz", [tmp_path / "o.xyz"], job)
+    journal.commit(1, "one\n")
+    options = MDOptions(steps=2, output=str(tmp_path / "md"))
+    for begin in (
+        lambda: run_md(tiny_potential(), ethanol(), options),
+        lambda: Journal(tmp_path / "o.xyz", [tmp_path / "o.xyz"], job),
+    ):
+        with pytest.raises(BadConfig, match="another run writes to this file; wait for its end, or choose another"):
+            begin()
+    assert sorted(os.listdir(tmp_path)) == ["md.csv", "o.xyz", "o.xyz.progress"]
+    table.close()
+    journal.close(finished=False)
+    run_md(tiny_potential(), ethanol(), options)
+    assert Journal(tmp_path / "o.xyz", [tmp_path / "o.xyz"], job).done == 1
+
+
+def test_processes_of_a_daemon_and_commands_in_a_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiprocessing.process.current_process(), "_config", {"daemon": True})
+    with pytest.raises(BadConfig, match=r"a worker of a multiprocessing\.Pool cannot start"):
+        torchmdnet2.relax(tiny_potential(), [ethanol(), ethanol()], steps=1, devices="cpu,cpu")
+    monkeypatch.undo()
+    save(tiny_potential(), tmp_path / "m.tmn")
+    write(tmp_path / "a.xyz", ethanol())
+    given = ["md", str(tmp_path / "m.tmn"), str(tmp_path / "a.xyz"), "--steps", "2", "--output", str(tmp_path / "md")]
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(main(given)))
+    thread.start()
+    thread.join()
+    assert codes == [0]
 
 
 def test_a_lock_that_was_held_at_the_fork_is_free_in_the_child():

@@ -103,6 +103,7 @@ def add(command: Command) -> None:
 
 def _md(options: argparse.Namespace) -> None:
     import signal
+    import threading
 
     from ..md import MDOptions, run_md
     from ..md.output import drift_text, speed_text
@@ -138,7 +139,8 @@ def _md(options: argparse.Namespace) -> None:
     _spare_inputs(chosen, options.model, options.start)
     start = _start(options)
     # a queueing system's polite end is treated like Ctrl-C, also where jobs ignore that: write a restart file and stop
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    alone = threading.current_thread() is threading.main_thread()  # others cannot set it
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if alone else None
     console = make_console()
     try:
         result = run_md(
@@ -152,7 +154,8 @@ def _md(options: argparse.Namespace) -> None:
             **opening(options, [options.model]),
         )
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if alone:
+            signal.signal(signal.SIGTERM, before)
     temperatures = [row.temperature_K for replica in result.replicas for row in replica.rows]
     mean = sum(temperatures) / len(temperatures)
     found = [f"mean temperature {mean:.1f} K", f"drift {drift_text(result.drift)}"]

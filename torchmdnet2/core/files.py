@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 from ..errors import BadConfig
 
 __all__ = [
-    "append", "atomic_write", "keep_old", "old_name", "opened", "same_file", "spare_inputs", "umask", "written_aside",
+    "append", "atomic_write", "hold", "keep_old", "old_name", "opened", "refuse_held", "same_file", "spare_inputs",
+    "umask", "written_aside",
 ]  # fmt: skip
 
 
@@ -103,6 +104,32 @@ def keep_old(path: Path) -> None:
     """Rename a file, if it is there, to its `old_name`; one of an earlier time is replaced."""
     if os.path.lexists(path):
         os.replace(path, old_name(path))
+
+
+def hold(file: BinaryIO) -> None:
+    """Mark a file, until it is closed or the process ends, as one that a run writes; see `refuse_held`.
+
+    Raises:
+        BadConfig: another run holds it.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadConfig(
+            f"{file.name}: another run writes to this file; wait for its end, or choose another output"
+        ) from None
+    except (ImportError, OSError):  # Windows, a file system without locks
+        pass
+
+
+def refuse_held(paths: Iterable[Path]) -> None:
+    """Raise BadConfig where another run, of this process or another one, holds one of these files."""
+    for path in paths:
+        if path.is_file():
+            with open(path, "rb") as file:
+                hold(file)
 
 
 def same_file(one: Path, other: Path) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.files import atomic_write, keep_old
+from ..core.files import atomic_write, keep_old, refuse_held
 from ..errors import BadCheckpoint, BadConfig, BadData, needs_extra
 from ..units import AMU_A2_FS2
 from .integrators import AtomConstants, State
@@ -488,6 +488,7 @@ class Recorder:
         paths = [options.trajectory_files(b) for b in range(atoms.replicas)]
         for path in (options.prefix, *(p for own in paths for p in own)):
             path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_held(options.file(".csv", b) for b in range(atoms.replicas))
         if last is None:
             for path in options.files():
                 keep_old(path)

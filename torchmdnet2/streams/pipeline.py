@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..core.files import atomic_write, keep_old
+from ..core.files import atomic_write, hold, keep_old, refuse_held
 from ..errors import BadConfig, needs_extra
 
 if TYPE_CHECKING:
@@ -182,6 +182,8 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     begun: Callable[[], bool] | None = None
     if len(devices) == 1:
         executor = ThreadPoolExecutor(1, initializer=_begin, initargs=(setup, devices[0]))
+    elif multiprocessing.current_process().daemon:
+        raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
     else:
         context = multiprocessing.get_context("spawn")
         queue = context.SimpleQueue()
@@ -266,7 +268,7 @@ class Journal:
         done: records of the input whose results are in the files.
 
     Raises:
-        BadConfig: the files belong to an unfinished run of another job.
+        BadConfig: the files belong to an unfinished run of another job, or another run writes them.
         OSError: they cannot be written.
     """
 
@@ -274,9 +276,11 @@ class Journal:
         self._output, self._paths = output, files
         self._state = output.with_name(output.name + ".progress")
         self._job = json.loads(json.dumps(job))
+        refuse_held(files)
         self.done, sizes = self._resume()
         self._files = [open(path, "r+b" if path.exists() else "w+b") for path in self._paths]
         for file, size in zip(self._files, sizes, strict=True):
+            hold(file)
             file.truncate(size)
             file.seek(size)
 
