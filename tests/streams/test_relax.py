@@ -192,6 +192,22 @@ def test_broken_records_of_xyz_are_named_and_all_others_are_right(small, tmp_pat
         assert (atoms.numbers == start.numbers).all() and atoms.info["converged"]
 
 
+def test_relax_and_score_refuse_the_same_for_the_same_reason(small):
+    """Of several faults, the first in the order: what is stated, elements and charges, atoms that overlap."""
+
+    def broken():
+        found = [molecule("CH4") for _ in range(4)]
+        found[0].info["charge"], found[1].positions[0] = 0.5, np.nan
+        for atoms in (found[0], *found[2:]):
+            atoms.positions[1] = atoms.positions[0]
+        found[2].numbers[0] = 92
+        return found
+
+    relaxed, scored = ([o.errors for o in run(small, broken())] for run in (torchmdnet2.relax, torchmdnet2.score))
+    assert relaxed == scored
+    assert all(word in e[0] for word, e in zip(("whole number", "finite", "is U", "overlap"), scored, strict=True))
+
+
 def molfile(atoms, title):
     lines = [title, "", "", f"{len(atoms):3d}  0  0  0  0  0            999 V2000"]
     lines += [f"{x:10.4f}{y:10.4f}{z:10.4f} {s:<3} 0  0" for s, (x, y, z) in zip(atoms.symbols, atoms.positions)]

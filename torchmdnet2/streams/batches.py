@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = [
-    "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each",
-    "novelty_of", "parts", "reason",
+    "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "novelty_of", "opened", "parts",
+    "reason", "refusals",
 ]  # fmt: skip
 
 _APART = 50.0  # Å between isolated atoms
@@ -45,28 +45,28 @@ _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
 
-def _usable(starts: Sequence[Atoms], potentials: Sequence[Potential]) -> list[System | Exception]:
-    """Structures that the potentials can evaluate, float64, on the CPU, or why they cannot: as `Potential.check`, an
-    unknown constraint, atoms that overlap."""
-    found: list[System | Exception] = []
+def opened(starts: Sequence[Atoms], read: Callable[[Atoms], _Found]) -> list[_Found | Exception]:
+    """What is read of structures, or why they cannot be used: no atoms, an unknown constraint, a broken entry."""
+    found: list[_Found | Exception] = []
     for atoms in starts:
         try:
             refuse_start(atoms)
-            found.append(System.from_ase(atoms))
+            found.append(read(atoms))
         except FAULTS as error:
             found.append(error)
-    systems = [system for system in found if isinstance(system, System)]
+    return found
 
-    def check(part: Sequence[System]) -> list[System]:
-        joined = System.concatenate(part).to(potentials[0].device)
-        for potential in potentials:
-            potential.check(joined)
-        check_overlaps(joined, potentials, "structure")
-        return list(part)
 
-    groups = (systems[first : first + _TOGETHER] for first in range(0, len(systems), _TOGETHER))
-    checked = iter([system for part in groups for system in each(check, part)])
-    return [next(checked) if isinstance(system, System) else system for system in found]
+def refusals(
+    items: Sequence[_Item], check: Callable[[Sequence[_Item]], Any], most: int = _TOGETHER
+) -> list[Exception | None]:
+    """Why a check of some structures together, at most so many, fails for each of them; None where it does not."""
+
+    def run(part: Sequence[_Item]) -> list[None]:
+        check(part)
+        return [None] * len(part)
+
+    return [found for first in range(0, len(items), most) for found in each(run, items[first : first + most])]
 
 
 def each(run: Callable[[Sequence[_Item]], list[_Found]], items: Sequence[_Item]) -> list[_Found | Exception]:
@@ -259,6 +259,12 @@ class Worker(ABC, Generic[_Options]):
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
         """One outcome for each record, in order."""
 
+    def check(self, system: System) -> None:
+        """Refuse structures that a potential cannot evaluate."""
+        system = system.to(self.potential.device)
+        for potential in self.members:
+            potential.check(system)
+
     @cached_property
     def rated(self) -> list[Potential]:
         """The potentials that are calibrated, where novelty is wanted."""
@@ -282,9 +288,18 @@ class TaskWorker(Worker[_Options]):
         outcomes = [Outcome(record, errors=[record.error] if record.error else []) for record in records]
         tasks: list[tuple[Outcome, Task]] = []
         starts = [(outcome, atoms) for outcome in outcomes for atoms in outcome.record.starts]
-        usable = _usable([atoms for _, atoms in starts], self.members)
-        for (outcome, atoms), system in zip(starts, usable, strict=True):
+        found = opened([atoms for _, atoms in starts], System.from_ase)
+
+        def check(part: Sequence[System]) -> None:
+            joined = System.concatenate(part).to(self.potential.device)
+            self.check(joined)
+            check_overlaps(joined, self.members, "structure")
+
+        refused = iter(refusals([system for system in found if isinstance(system, System)], check))
+        for (outcome, atoms), system in zip(starts, found, strict=True):
             outcome.record.starts = []
+            if isinstance(system, System):
+                system = next(refused) or system
             if isinstance(system, Exception):
                 outcome.errors.append(reason(system))
             else:

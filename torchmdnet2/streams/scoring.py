@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 from ..core.stated import cell_of, charge_and_spin
 from ..ensemble import EnsembleResult
 from ..md.guard import check_overlaps
-from ..md.setup import refuse_start
 from ..potential.potential import Result
 from ..system import System
-from .batches import BatchOptions, Worker, each, novelty_of, parts, reason
-from .records import FAULTS, WRITERS, Outcome, Record, Results, csv_row
+from .batches import BatchOptions, Worker, novelty_of, opened, parts, reason, refusals
+from .records import WRITERS, Outcome, Record, Results, csv_row
 
 if TYPE_CHECKING:
-    pass
+    from ase import Atoms
 
 __all__ = ["Block", "Scorer"]
 
@@ -51,7 +50,7 @@ class Block(Results):
         found: values of structures, [B], by the name of the property.
         forces: [N, 3] eV/Å; charges: [N] e, None where the model has none.
         done: [B] whether there is a result.
-        usable: structures that are sound: the others are errors of their records.
+        flaws: [B] what no potential can evaluate, as atoms that overlap; "" of sound structures.
     """
 
     records: list[Record]
@@ -69,7 +68,7 @@ class Block(Results):
     forces: NDArray
     charges: NDArray | None
     done: NDArray
-    usable: list[int]
+    flaws: list[str]
 
     @classmethod
     def of(cls, records: list[Record]) -> Block:
@@ -78,13 +77,11 @@ class Block(Results):
         owners, infos, kept, states = [], [], [], []
         for k, record in enumerate(records):
             starts, record.starts = record.starts, []
-            for atoms in starts:
-                try:
-                    refuse_start(atoms)
-                    states.append((*cell_of(atoms), *charge_and_spin(atoms)))
-                except FAULTS as error:
-                    errors[k].append(reason(error))
+            for atoms, state in zip(starts, opened(starts, _state), strict=True):
+                if isinstance(state, Exception):
+                    errors[k].append(reason(state))
                     continue
+                states.append(state)
                 owners.append(k)
                 infos.append({name: value for name, value in atoms.info.items() if np.ndim(value) == 0})
                 kept.append(atoms)
@@ -99,9 +96,10 @@ class Block(Results):
             charge=np.array([total or 0 for total in totals], np.float64),
             spin=np.array([spin or 0 for spin in spins], np.int64),
             found={}, forces=np.zeros((sum(sizes), 3)), charges=None, done=np.zeros(size, bool),
-            usable=list(range(size)),
+            flaws=[],
         )  # fmt: skip
-        block.require(lambda system: check_overlaps(system.validate()), 128)
+        found = refusals(range(size), lambda part: check_overlaps(block.system(part).validate()))
+        block.flaws = ["" if error is None else reason(error) for error in found]
         return block
 
     def __len__(self) -> int:
@@ -156,18 +154,14 @@ class Block(Results):
         """Keep a property of structures."""
         self.found.setdefault(name, np.full(len(self), np.nan))[chosen] = values
 
-    def require(self, check: Callable[[System], Any], most: int) -> None:
-        """Structures that a check refuses, of so many at once, are errors of their records and no longer usable."""
-
-        def run(part: Sequence[int]) -> list[Exception | None]:
-            check(self.system(part))
-            return [None] * len(part)
-
-        failed = [error for k in range(0, len(self.usable), most) for error in each(run, self.usable[k : k + most])]
-        for k, error in zip(self.usable, failed, strict=True):
-            if error is not None:
-                self.fail(k, reason(error))
-        self.usable = [k for k, error in zip(self.usable, failed, strict=True) if error is None]
+    def usable(self, check: Callable[[System], Any]) -> list[int]:
+        """Structures that a check accepts and that are sound; the others become errors of their records."""
+        refused = refusals(range(len(self)), lambda part: check(self.system(part)), _TOGETHER)
+        errors = [reason(error) if error else flaw for error, flaw in zip(refused, self.flaws, strict=True)]
+        for k, error in enumerate(errors):
+            if error:
+                self.fail(k, error)
+        return [k for k, error in enumerate(errors) if not error]
 
     def fail(self, structure: int, error: str) -> None:
         """Note why a structure has no result."""
@@ -243,6 +237,10 @@ class Block(Results):
             yield f"{last - first}\n{head}\n{''.join(lines)}"
 
 
+def _state(atoms: Atoms) -> tuple[Any, ...]:
+    return *cell_of(atoms), *charge_and_spin(atoms)
+
+
 @lru_cache(maxsize=4096)
 def _formula(numbers: bytes) -> str:
     from ase.symbols import Symbols
@@ -258,8 +256,7 @@ class Scorer(Worker[BatchOptions]):
 
     def score(self, block: Block) -> Block:
         """Give a block its results."""
-        block.require(self._check, _TOGETHER)
-        usable = block.usable
+        usable = block.usable(self.check)
         if not usable:
             return block
         sizes = block.sizes[usable]
@@ -267,13 +264,11 @@ class Scorer(Worker[BatchOptions]):
         most = None if self.potential.device.type == "cpu" else int(np.clip(1.1 * sizes.sum(), _SMALLEST, _LARGEST))
         room = self.room(int(sizes.max()), most)
 
-        def run(part: Sequence[int]) -> list[Exception | None]:
-            result = self.evaluator(room.fill(block.system(part).to(room.device)))
-            block.take(part, result)
-            return [None] * len(part)
+        def evaluate(part: Sequence[int]) -> None:
+            block.take(part, self.evaluator(room.fill(block.system(part).to(room.device))))
 
         for part in parts(usable, sizes.tolist(), room.fits):
-            for k, failed in zip(part, each(run, part), strict=True):
+            for k, failed in zip(part, refusals(part, evaluate, len(part)), strict=True):
                 if failed is not None:
                     block.fail(k, reason(failed))
         rated = np.flatnonzero(block.done).tolist()
@@ -281,8 +276,3 @@ class Scorer(Worker[BatchOptions]):
         if novelty is not None:
             block.keep("novelty", rated, novelty)
         return block
-
-    def _check(self, system: System) -> None:
-        system = system.to(self.potential.device)
-        for potential in self.members:
-            potential.check(system)
