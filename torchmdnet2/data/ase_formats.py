@@ -56,7 +56,7 @@ _LISTED = re.compile(r"\s*[\[({][-+\d.eE\s,;\[\](){}naNif]*[\])}]\s*")
 
 
 class FrameReader(Reader):
-    """Base class of readers that read one frame at a time; see `AseDataset` for the arguments.
+    """Base class of readers that read one frame at a time; see `AseDataset` and `Reader` for the arguments.
 
     A format derives from it and defines `frames`. The base class handles keys, units, shapes, charges and checks.
 
@@ -71,8 +71,10 @@ class FrameReader(Reader):
         path: str | PathLike,
         keys: Mapping[str, str | None] | None = None,
         units: Mapping[str, str | None] | None = None,
+        variant: str | None = None,
     ):
         self.path, self.files = str(path), files_in(str(path))
+        self._variant: Any = variant
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no data file {self.path}")
         # charge and spin are read wherever they are stated, unless a key names their place
@@ -246,16 +248,6 @@ class AseReader(FrameReader):
     """
 
     extensions: ClassVar[tuple[str, ...]] = ("sdf", "mol", "pdb")
-
-    def __init__(
-        self,
-        path: str | PathLike,
-        keys: Mapping[str, str | None] | None = None,
-        units: Mapping[str, str | None] | None = None,
-        variant: str | None = None,
-    ):
-        super().__init__(path, keys, units)
-        self._variant = variant
 
     @classmethod
     def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:

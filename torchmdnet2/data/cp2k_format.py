@@ -39,8 +39,7 @@ class Cp2kReader(FrameReader):
     }
 
     def __init__(self, path, keys=None, units=None, variant=None):  # type: ignore[no-untyped-def]
-        super().__init__(path, keys, units)
-        self._isolated = variant == "none"
+        super().__init__(path, keys, units, variant)
         self._beside = {kind: other for kind in ("frc", "cell", "stress", "restart") if (other := self._other(kind))}
         self.files = self.files_of([self.path], keys)
 
@@ -58,10 +57,10 @@ class Cp2kReader(FrameReader):
         return other if other.is_file() else None
 
     def frames(self) -> Iterator[Frame]:
-        stated = self._stated()
-        cells = {} if self._isolated else self._table("cell", 9)
+        stated, isolated = self._stated(), self._variant == "none"
+        cells = {} if isolated else self._table("cell", 9)
         stresses = self._table("stress", 9)
-        fixed = None if cells or self._isolated else self._fixed_cell()
+        fixed = None if cells or isolated else self._fixed_cell()
         forces = _steps(str(self._beside["frc"])) if "frc" in self._beside else None
         for step, energy, symbols, positions in _steps(self.path):
             entries: dict[str, object] = {**stated, "energy": energy}
@@ -70,7 +69,7 @@ class Cp2kReader(FrameReader):
                 if other != step or names != symbols:
                     raise ValueError(f"step {step} has no forces in {self._beside['frc']}, where step {other} is next")
                 entries["forces"] = values
-            if self._isolated:
+            if isolated:
                 cell, pbc = np.zeros((3, 3)), np.zeros(3, dtype=bool)
             elif fixed is not None:
                 cell, pbc = fixed

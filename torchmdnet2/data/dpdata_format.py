@@ -58,8 +58,7 @@ class DpdataReader(FrameReader):
         units: Mapping[str, str | None] | None = None,
         variant: str = "",
     ):
-        super().__init__(path, keys, units)
-        self._variant = variant
+        super().__init__(path, keys, units, variant)
         stated = label_factors(self.default_units, self.path)
         if not variant.startswith("deepmd") and any(stated.get(k, f) != f for k, f in self._factors.items()):
             raise BadData(f"{self.path}: dpdata converts to eV and Å: leave units out, or give eV and angstrom")

@@ -6,7 +6,6 @@ Atoms have types 0, 1, …. The name of the format lists their elements: `mlip/C
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -29,16 +28,6 @@ class MlipReader(FrameReader):
         path, keys, units: see `AseDataset`.
         variant: the elements of types 0, 1, …, such as "Cu-Al".
     """
-
-    def __init__(
-        self,
-        path: str | PathLike,
-        keys: Mapping[str, str | None] | None = None,
-        units: Mapping[str, str | None] | None = None,
-        variant: str = "",
-    ):
-        super().__init__(path, keys, units)
-        self._elements = variant.split("-")
 
     @classmethod
     def require(cls, variant: str | None) -> None:
@@ -82,11 +71,9 @@ class MlipReader(FrameReader):
         cell[: len(vectors)] = np.array(vectors, dtype=float).reshape(-1, 3)
         _require(column, ["type"])
         axes, scale = ("cartes_", np.eye(3)) if "cartes_x" in column else ("direct_", cell)
-        types = column["type"].astype(int)
-        if types.size and not 0 <= types.min() <= types.max() < len(self._elements):
-            raise ValueError(
-                f"the file has types up to {types.max()}, but the format names only {', '.join(self._elements)}"
-            )
+        types, elements = column["type"].astype(int), self._variant.split("-")
+        if types.size and not 0 <= types.min() <= types.max() < len(elements):
+            raise ValueError(f"the file has types up to {types.max()}, but the format names only {', '.join(elements)}")
         entries: dict[str, Any] = {}
         if "fx" in column:
             entries["forces"] = _vectors(column, "f")
@@ -97,7 +84,7 @@ class MlipReader(FrameReader):
             _require(given, _VOIGT)
             entries["virial"] = np.array([given[name] for name in _VOIGT])
         positions = _vectors(column, axes) @ scale
-        numbers = np.array([atomic_numbers[self._elements[k]] for k in types], dtype=np.int64)
+        numbers = np.array([atomic_numbers[elements[k]] for k in types], dtype=np.int64)
         return Frame(numbers, positions, cell, np.arange(3) < len(vectors), entries)
 
 
