@@ -67,7 +67,7 @@ def folder(tmp_path, monkeypatch):
         (["learn", "m.tmn"], "m.tmn is a model file, and a configuration (YAML) is needed here"),
         (["train", "l.ckpt"], "l.ckpt: not a text file, and a configuration (YAML) is needed here"),
         (["train", "data.xyz"], "data.xyz: not a configuration: that is a YAML file with sections (data, model,"),
-        (["learn", "data.xyz"], "data.xyz: not a configuration: that is a YAML file with sections (start, labels,"),
+        (["learn", "data.xyz"], "data.xyz: not a configuration: it must be a YAML file with sections (start, labels,"),
         (["train", "none.yaml"], "no such configuration file; `torchmdnet2 config --help` says how to print one"),
         (["train", "my.yaml", "--set", "init=a_run"], "a_run is a folder, and a model file is needed: give a_run/best"),
         (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which is given as energy, nor any other label"),
@@ -105,14 +105,14 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*RELAX, "--window", "1"], "window, rmsd and keep choose among conformers, and none are made"),
+        ([*RELAX, "--window", "1"], "window, rmsd and keep choose among conformers, but none are made"),
         ([*RELAX, "--rmsd", "1"], "give conformers too"),
         ([*RELAX, "--keep", "3"], "give conformers too"),
-        (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--keep", "0"], "those to keep at least 1; got"),
-        (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--rmsd", "nan"], "must be numbers, 0 or more"),
+        (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--keep", "0"], "number to keep at least 1; got"),
+        (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--rmsd", "nan"], "must be 0 or more"),
         (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--cell"], "are molecules, which have no cell"),
-        ([*RELAX, "--conformers", "2"], "conformers are made of molecules with bonds: give SMILES or an SDF"),
-        ([*RELAX[:3], "o.sdf"], "an SDF has bonds, and the input has none: write an .xyz file"),
+        ([*RELAX, "--conformers", "2"], "conformers need molecules with bonds: give SMILES or an SDF"),
+        ([*RELAX[:3], "o.sdf"], "an SDF needs bonds, but the input has none: write an .xyz file"),
         ([*RELAX[:3], "data.xyz"], "data.xyz is read by this command and would be written too"),
         *(([verb, "m.tmn", "data.xyz", "--coulomb", "dsf"], "coulomb='dsf' has no effect: this model has no Coulomb")
           for verb in ("md", "evaluate", "stability")),
@@ -141,7 +141,7 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         (["calibrate", "m.tmn", "o.tmn", "--train", "data.xyz", "--validation", "bare.xyz"], "give at least 20"),
         (["models", "organic-small", "--json"], "--json has no effect: a model card is Markdown"),
         (["config", "--from-torchmd-net", "t.yaml", "--set", "a=b"], "--set changes a configuration file: name one"),
-        (["import", "t.yaml", "o.yaml", "--elements", "H"], "--elements has no effect: a YAML is converted key by key"),
+        (["import", "t.yaml", "o.yaml", "--elements", "H"], "has no effect: a YAML file is converted key by key"),
         (["import", "t.yaml", "o.yaml", "--energy-unit", "hartree"], "--energy-unit has no effect"),
         (["import", "l.ckpt", "o.tmn", "--member", "1"], "--member is for ensembles of AIMNet2"),
         (["evaluate", "m.tmn", "data.xyz@first"], "data.xyz@first: 'first' is not the number of a frame, nor a range"),
@@ -190,7 +190,7 @@ def test_variables_of_the_shell_that_are_not_set(capsys, folder, arguments, name
     """Read as a path, an empty text is the working folder; and `info ""` would tell of something else."""
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "") and err == (
-        f"torchmdnet2 {arguments[0]}: {name}: is empty; is a shell variable not set?\n"
+        f"torchmdnet2 {arguments[0]}: {name}: the value is empty; is a shell variable not set?\n"
     )
 
 
@@ -222,7 +222,7 @@ def test_from_python(folder):
     ("arguments", "words"),
     [
         (["none.tmn", "in.script"], "none.tmn: no such model file"),
-        (["in.script", "m.tmn"], "m.tmn is a model file, but a script is expected there: the model comes first"),
+        (["in.script", "m.tmn"], "m.tmn is a model file, but a script is expected here: the model comes first"),
         (["m.tmn", "in.script", "--dtype", "half"], "dtype must be float32 or float64, got half"),
         (["m.tmn", "in.script", "--device", "gpu"], "device 'gpu' cannot be used here"),
         (["m.tmn", "in.script", "--log", "none/x.log"], "--log: there is no folder none"),

@@ -476,7 +476,7 @@ def test_a_finished_output_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["in.xyz", "out.sdf"], "an SDF has bonds"),
+        (["in.xyz", "out.sdf"], "an SDF needs bonds"),
         (["in.xyz", "out.xyz", "--conformers", "3"], "molecules with bonds"),
         (["in.xyz", "out.xyz", "--fmax", "0"], "must be positive"),
         (["in.xyz", "out.xyz", "--devices", "gpu"], "cannot be used here"),
@@ -496,9 +496,9 @@ def test_mistakes_are_named(tmp_path, monkeypatch, capsys, arguments, words):
 
 def test_mistakes_of_calls_are_named(small):
     for options, words in (
-        ({"report": True}, "report: the page is written beside the output, and none is given"),
+        ({"report": True}, "report: the report is written beside the output, but no output is given"),
         ({"dask": "tcp://127.0.0.1:1"}, "dask: give the path or the name of the model, which every worker reads"),
-        ({"output": "out.pdb"}, r"out\.pdb: results are written to \.sdf, \.xyz"),
+        ({"output": "out.pdb"}, r"out\.pdb: results can be written to \.sdf, \.xyz"),
         ({"steps": 0}, "steps and conformers at least 1"),
     ):
         with pytest.raises(BadConfig, match=words):
@@ -516,8 +516,8 @@ def test_what_has_no_conformers_is_named_in_its_record(monkeypatch):
 
     assert error(Record(0, smiles="C(")) == "'C(' is not a SMILES that RDKit can read"
     assert error(Record(0, molfile="no molfile")) == "RDKit cannot read its bonds"
-    assert error(Record(0, smiles="C.C")) == "it is several molecules, and conformers are made of one"
-    assert error(Record(0, parse=Atoms)) == "there are no atoms in it"
+    assert error(Record(0, smiles="C.C")) == "it has several molecules, but conformers need a single one"
+    assert error(Record(0, parse=Atoms)) == "it has no atoms"
     monkeypatch.setattr(chem, "EmbedMultipleConfs", lambda *_: [])
     assert error(Record(0, smiles="CC")) == "RDKit finds no conformer; give a file with its structure"
 
@@ -527,7 +527,7 @@ def test_a_cell_that_cannot_be_relaxed_is_named(small):
         (outcome,) = torchmdnet2.score(small, several)
         assert outcome.structures[0].info["energy"] == pytest.approx(-2081, abs=1)
     (outcome,) = torchmdnet2.relax(small, [molecule("H2O")], cell=True)
-    assert outcome.errors and "it has no cell that is periodic along three directions" in str(outcome.errors)
+    assert outcome.errors and "it has no cell that is periodic in three directions" in str(outcome.errors)
 
 
 def test_the_last_ones_take_smaller_batches(small, monkeypatch):

@@ -1,8 +1,8 @@
 """The command `torchmdnet2`: train, evaluate, calibrate, md, stability, scan, learn, import, export, bench, card, …
 
-Exit codes: 0 done, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
-130 interrupted, 143 terminated. Everything heavy is imported by the command that needs it, so that --help is instant.
-Each module here holds some commands: `add` declares their arguments, the functions beside it run them.
+Exit codes: 0 success, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
+130 interrupted, 143 terminated. Each command imports the libraries that it needs, so that --help is instant. Each
+module here holds some commands: `add` declares their arguments, other functions run them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALLER = {
     "stability": "take fewer --replicas, or --device cpu",
     "": "take fewer atoms at a time, or run on the CPU",
 }
-"""Remedy, by command, if the memory of a GPU is not enough."""
+"""Command -> remedy if the memory of a GPU is too small."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _Warnings()  # type: ignore[assignment]
-            warnings.simplefilter("ignore", DeprecationWarning)  # of other packages: users can do nothing about them
+            warnings.simplefilter("ignore", DeprecationWarning)  # users cannot fix those of other packages
             _refuse_empty(options)
             code = options.run(options)
         sys.stdout.flush()
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         silence_stdout()
         return 0
     except Exception as error:
-        no_memory = type(error).__name__ == "OutOfMemoryError"  # of PyTorch, which only some commands import
+        no_memory = type(error).__name__ == "OutOfMemoryError"  # PyTorch's; not all commands import PyTorch
         if options.traceback or not (no_memory or _is_ours(error)):
             raise
         from ..errors import BadConfig
@@ -70,23 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.strerror and error.filename:
             words = f"{error.filename}: {error.strerror}"
         lines = [" ".join(line.split()) for line in words.splitlines()]
-        if not isinstance(error, BadConfig):  # which has a line for each finding
+        if not isinstance(error, BadConfig):  # BadConfig has a line for each finding
             lines = [" ".join(lines)]
         print(f"torchmdnet2 {options.command}: " + "\n  ".join(lines), file=sys.stderr)
         return 2 if isinstance(error, BadConfig) else 1
 
 
 def _refuse_empty(options: argparse.Namespace) -> None:
-    """Refuse empty texts: they come from unset shell variables, and as a path mean the working folder."""
+    """Refuse empty texts, which come from unset shell variables and, as paths, mean the working folder."""
     from ..errors import BadConfig
 
     for name, value in vars(options).items():
         if "" in (value if isinstance(value, list) else [value]):
-            raise BadConfig(f"{name}: is empty; is a shell variable not set?")
+            raise BadConfig(f"{name}: the value is empty; is a shell variable not set?")
 
 
 class _Warnings:
-    """Print a warning once, as one line without the source code that it comes from."""
+    """Prints a warning once, as one line without its source code."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()

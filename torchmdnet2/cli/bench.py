@@ -59,7 +59,7 @@ def _bench(options: argparse.Namespace) -> None:
     heads = ["    atoms    ms/step    lowest   highest     ns/day"]
 
     def tell(timing: Timing) -> None:
-        while heads:  # before the first row: not above an error
+        while heads:  # printed before the first row, so that no heads stand above an error
             console.print(heads.pop(), highlight=False)
         memory = "" if timing.memory_GB is None else f"{timing.memory_GB:8.2f} GB"
         row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}{timing.ns_per_day:11.3g}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 _BATCH = 64
-_RATE = 0.02  # of false alarms
+_RATE = 0.02  # default rate of false alarms
 
 
 def add(command: Command) -> None:
@@ -48,7 +48,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     if fits != bool(options.train) or fits != bool(options.validation or options.split):
         raise BadConfig("give the file to write, --train, and --validation or --split; or only --test")
     if not fits:
-        refuse_idle(options, ["rate"], "it is of the calibration that is written to a file, and none is given")
+        refuse_idle(options, ["rate"], "it belongs to a new calibration, but no file to write is given")
     if options.validation and options.split:
         raise BadConfig("--split chooses the validation frames from --train: leave --validation out")
     if not fits and not options.test:
@@ -71,7 +71,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         potential.calibration = calibrate(
             potential.representation, train, validation, _RATE if options.rate is None else options.rate
         )
-        # the weights as stored, also where --dtype cast them for the fit
+        # write the stored weights, although --dtype may have cast them for the fit
         stored = load(options.model)
         stored.calibration = potential.calibration
         with keeping(output):
@@ -94,7 +94,9 @@ def _subsets(potential: Potential, options: argparse.Namespace) -> tuple[Iterato
     if options.split:
         found = read_splits(options.split, train, options.train)
         if missing := {"train", "validation"} - found.keys():
-            raise BadData(f"{options.split}: it has no {' and no '.join(sorted(missing))} frames of {options.train[0]}")
+            raise BadData(
+                f"{options.split}: the file has no {' and no '.join(sorted(missing))} frames of {options.train[0]}"
+            )
         chosen, others, validation = found["train"], found["validation"], train
     else:
         validation = _dataset(potential, options.validation, options.format)
@@ -139,12 +141,12 @@ def _dataset(potential: Potential, paths: list[str], format: str | None) -> Data
     units = {k: v for k, v in (trained.get("units") or {}).items() if k == "length" and v}
     data = open_dataset(paths, keys=keys, units=units, format=format)
     if not len(data):
-        raise BadData(f"{paths[0]}: there are no structures in it")
+        raise BadData(f"{paths[0]}: the file has no structures")
     return data
 
 
 def _spread(indices: list[int], most: int) -> list[int]:
-    """Return up to `most` of them, evenly spread."""
+    """Return up to `most` evenly spread indices."""
     return [indices[k * len(indices) // most] for k in range(most)] if len(indices) > most else indices
 
 

@@ -26,7 +26,7 @@ _PLAIN = {"−": "-", "–": "-", "→": "->", "≤": "<=", "≥": ">=", "·": "
 
 
 def steady_streams() -> None:
-    """Let no character, and no stream that the shell has closed (>&-), end a command; ASCII terminals included."""
+    """Keep commands running despite closed streams (>&-) and characters that a terminal cannot show."""
     codecs.register_error("torchmdnet2.nearest", _nearest)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -47,7 +47,7 @@ def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
     return "".join(_PLAIN.get(c, c) for c in plain if _PLAIN.get(c, c).isascii()) or "?", error.start + 1
 
 
-# --- What several commands share ---
+# --- Options that several commands share ---
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -69,12 +69,12 @@ def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) 
     """Refuse a --charge or --spin that differs from the file's; the message names both values.
 
     Args:
-        options: of `add_charges`.
+        options: options of a command with `add_charges`.
         atoms: the only structure of the command.
-        source: what it was read from, for the message.
+        source: its file, for the message.
 
     Raises:
-        BadConfig: names both.
+        BadConfig: the values differ.
     """
     from ..core.stated import Statement, confirmed
     from ..errors import BadConfig, BadData
@@ -89,15 +89,15 @@ def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) 
 
 
 def refuse_idle(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Refuse options that were given and can do nothing.
+    """Refuse given options that have no effect.
 
     Args:
-        options: of a command; those that nobody gave are None or False.
-        names: of these options, as attributes.
-        why: for the message.
+        options: options of a command; those that are not given are None or False.
+        names: names of options without effect, as attributes.
+        why: the reason, for the message.
 
     Raises:
-        BadConfig: names the option.
+        BadConfig: one of them is given; the message names it.
     """
     from ..errors import BadConfig
 
@@ -123,28 +123,28 @@ def add_model(parser: argparse.ArgumentParser, more: str = "", nargs: str | None
     """Declare the argument of the model, and --level; `opening` reads them.
 
     Args:
-        parser: of a command.
-        more: what the help says after what a model is.
-        nargs: of argparse.
+        parser: parser of a command.
+        more: end of the help text.
+        nargs: number of arguments, as in argparse.
     """
     parser.add_argument("model", nargs=nargs, help=f".tmn file, or a name that `torchmdnet2 models` lists{more}")
-    words = "level of theory, of a model that was trained on several (default: the first that `torchmdnet2 info` lists)"
+    words = "level of theory, for a model that was trained on several (default: the first in `torchmdnet2 info`)"
     parser.add_argument("--level", metavar="NAME", help=words)
 
 
 def opening(options: argparse.Namespace, models: Sequence[str], quiet: bool = False) -> dict[str, Any]:
-    """How a command opens its models: arguments of `torchmdnet2.load`, by name, that the command has options for.
+    """Return the arguments of `torchmdnet2.load` that the options of a command give, by name.
 
-    The level of theory is checked, and stated where a model has several.
+    The level of theory is checked, and printed if a model has several.
 
     Args:
-        options: of `add_model`, `add_device`, `add_coulomb`, `add_allow_untrained_charge`.
-        models: of the command line.
-        quiet: whether another process states the level.
+        options: options from `add_model`, `add_device`, `add_coulomb`, `add_allow_untrained_charge`.
+        models: models of the command line.
+        quiet: True if another process prints the level.
 
     Raises:
-        FileNotFoundError, BadCheckpoint: there is no such model, or its file is damaged.
-        BadConfig: a model does not have the level; the message names those that it has.
+        FileNotFoundError, BadCheckpoint: a model does not exist, or its file is damaged.
+        BadConfig: a model does not have the level; the message lists its levels.
     """
     from ..checkpoint import read_header
     from ..ensemble import model_files
@@ -189,14 +189,14 @@ def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], nam
     """Check, before anything is computed, that a command can write a file.
 
     Args:
-        path: as the user wrote it.
-        suffixes: of which it must have one.
+        path: the given path.
+        suffixes: allowed suffixes.
         inputs: files that the command reads.
-        name: of the argument.
+        name: name of the argument.
 
     Raises:
-        BadConfig: it has another suffix, is a folder, or one of the inputs.
-        FileNotFoundError: its folder does not exist.
+        BadConfig: the path has another suffix, is a folder, or is one of the inputs.
+        FileNotFoundError: the folder does not exist.
     """
     from ..core.files import spare_inputs
     from ..errors import BadConfig
@@ -211,17 +211,17 @@ def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], nam
 
 
 def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]], inputs: Iterable[str]) -> Path:
-    """Check the prefix of the files that a command will write; it reads none of them.
+    """Check, before anything is computed, the prefix of the files that a command will write; return it.
 
     Args:
-        output: as the user wrote it: a prefix, or a folder for files of this name.
-        name: of the files in a folder.
-        files: prefix -> all that may be written.
+        output: the given prefix, or a folder.
+        name: name of the files in a folder.
+        files: function that returns all files that may be written for a prefix.
         inputs: files that the command reads.
 
     Raises:
-        BadConfig: a file would be written that is read.
-        OSError: nothing can be written there; better now than when the results are there.
+        BadConfig: the command would overwrite an input.
+        OSError: the files cannot be written.
     """
     from ..core.files import spare_inputs
 
@@ -284,8 +284,8 @@ def read_structure(path: str) -> Atoms:
     """Read the last structure of a file, or that of file@index.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadData: ASE cannot read it, or there is no such structure.
+        FileNotFoundError: the file does not exist.
+        BadData: ASE cannot read the file, or it has no such structure.
     """
     from ..errors import BadData
 
@@ -294,7 +294,7 @@ def read_structure(path: str) -> Atoms:
     if len(found.numbers) != 1:
         raise BadData(f"{path} selects several structures; choose one, as in file.xyz@0")
     if index is None and found.in_file > 1:
-        note(f"{file} holds {found.in_file} structures, the last is used; choose another as {file}@0")
+        note(f"{file} holds {found.in_file} structures; the last is used; choose another as {file}@0")
     (atoms,) = found.atoms
     if atoms.info.get("charge") or atoms.info.get("spin", 0) > 1:
         spin = f", multiplicity {atoms.info['spin']}" if atoms.info.get("spin") else ""
@@ -306,9 +306,9 @@ def read_frames(path: str) -> tuple[list[Atoms], list[int]]:
     """Read all structures of a file, or those of file@index, and their numbers in the file, from 0.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadData: ASE cannot read it, or there are no structures.
-        BadConfig: there are none of this index.
+        FileNotFoundError: the file does not exist.
+        BadData: ASE cannot read the file, or it has no structures.
+        BadConfig: the file has no structures with this index.
     """
     file, index = split_index(path)
     found = _read(file, index or ":")
@@ -324,7 +324,7 @@ class _Read(NamedTuple):
 
 
 def _read(file: str, index: str | None) -> _Read:
-    """Return the structures of an index; None: the last."""
+    """Return the structures with an index; None returns the last one."""
     from ..data.structures import open_structures, reason
     from ..errors import BadConfig, BadData
 
@@ -338,27 +338,27 @@ def _read(file: str, index: str | None) -> _Read:
     try:
         frames = open_structures(file)
         if not len(frames):
-            raise BadData("there are no structures in it")
+            raise BadData("it has no structures")
         numbers = frame_numbers(file, index or "-1", len(frames))
         return _Read([frames[k] for k in numbers], numbers, len(frames))
     except BadConfig:
         raise
     except BadData as error:
         raise BadData(str(error) if file in str(error) else f"{name}: {error}") from error
-    except Exception as error:  # ASE's readers raise whatever they meet
+    except Exception as error:  # ASE's readers raise errors of any kind
         raise BadData(f"{name}: cannot be read as a structure: {reason(error)}") from error
 
 
 def frame_numbers(file: str, index: str | None, count: int) -> list[int]:
-    """Return the frames that file@index selects: from 0 on; -1 is the last.
+    """Return the frames that file@index selects, counted from 0; -1 is the last.
 
     Args:
-        file: its name, for messages.
-        index: a number or a slice, as 3 or 0:10:2; None: all.
-        count: how many frames it has.
+        file: name of the file, for messages.
+        index: a number or a slice, such as 3 or 0:10:2; None selects all.
+        count: number of frames in the file.
 
     Raises:
-        BadConfig: it is neither, or there is no such frame.
+        BadConfig: the index is neither, or there is no such frame.
     """
     from ase.io.formats import string2index
 

@@ -29,7 +29,9 @@ _ABOUT_MODELS = ("energy_unit", "elements", "layout", "member", "ignore")
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    other = command("import", _import, "convert a model of AIMNet2, TorchMD-Net or matgl, or a YAML of TorchMD-Net")
+    other = command(
+        "import", _import, "convert a model of AIMNet2, TorchMD-Net or matgl, or a training YAML of TorchMD-Net"
+    )
     other.add_argument("theirs", help=".jpt, .ckpt, folder of matgl (no code in them is run), or .yaml")
     other.add_argument("ours", help=".tmn or .yaml file to write")
     other.add_argument("--energy-unit", help="unit of its training energies (default: eV)")
@@ -62,7 +64,7 @@ def _import(options: argparse.Namespace) -> None:
     from_yaml = Path(options.theirs).suffix in (".yaml", ".yml")
     ours = output_file(options.ours, (".yaml", ".yml") if from_yaml else (".tmn",), [options.theirs], "ours")
     if from_yaml:
-        refuse_idle(options, _ABOUT_MODELS, "a YAML is converted key by key, and holds no model")
+        refuse_idle(options, _ABOUT_MODELS, "a YAML file is converted key by key, and holds no model")
         from ..core.yaml_reader import read_text
         from ..importers.training_yaml import convert_yaml
 
@@ -180,7 +182,7 @@ def _fetch(options: argparse.Namespace) -> None:
     if options.files and not folder.is_dir():
         raise BadConfig(f"--output: there is no folder '{folder}'")
     if len({Path(name).name for name in options.files}) < len(options.files):
-        raise BadConfig("files: two of them have the same name; download them one at a time")
+        raise BadConfig("files: two files have the same name; download them one at a time")
     model = look_up(options.model, options.revision)
     print(f"{model.name} at {model.commit}\nlicence: {model.licence}")
     if not options.files:
@@ -188,7 +190,7 @@ def _fetch(options: argparse.Namespace) -> None:
         print_table("", ("file", "MB", "checksum"), rows, left=(0, 2))
         return
     for name in options.files:
-        model.file(name)  # all names are known before the first download
+        model.file(name)  # an unknown name is an error before the first download
     written = [download(model, name, folder) for name in options.files]
     for name, path in zip(options.files, written, strict=True):
         print(f"{path}: checksum {model.file(name).checksum} as on the hub")

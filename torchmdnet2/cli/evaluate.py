@@ -154,11 +154,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _models(options: argparse.Namespace) -> list[str]:
-    """The models of the command line: one, or the members of an ensemble. Those that stand before the data are taken
-    away from these.
+    """Return the models of the command line, one or the members of an ensemble, and remove them from the data.
 
     Raises:
-        BadConfig: there are no data.
+        BadConfig: no data are given.
     """
     from ..ensemble import read_ensemble
     from ..errors import BadConfig
@@ -194,7 +193,7 @@ def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str],
     """Open the data; labels of the training other than energy and forces may be missing.
 
     Raises:
-        BadData: a label is not there that the command line named, or none at all is.
+        BadData: a label that the command line names is missing, or all labels are.
     """
     from ..data import LABELS, missing_keys, open_dataset
     from ..training.config.sections import property_of
@@ -209,7 +208,7 @@ def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str],
     if absent == labels:
         missing_keys(parts)
     for name in absent:
-        note(f"no frame has '{keys[name]}', which was {property_of(name)} in the training: it is left out")
+        note(f"no frame has '{keys[name]}', which was {property_of(name)} in the training; it is left out")
     return dataset
 
 
@@ -217,7 +216,7 @@ def _frames(dataset: Dataset, sources: Sequence[tuple[str, str | None]], files: 
     """Return the indices of the frames that file@index selects, over all files in order.
 
     Raises:
-        BadConfig: an index is none, or of no frame.
+        BadConfig: an index is not valid, or selects no frame.
     """
     from ..errors import BadConfig
 
@@ -245,7 +244,7 @@ def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]
     subset = options.subset or "test"
     found = read_splits(options.split, dataset, options.data)
     if subset not in found:
-        raise BadConfig(f"{options.split}: it has no '{subset}' frames of these data, only {', '.join(found)}")
+        raise BadConfig(f"{options.split}: the file has no '{subset}' frames of these data, only {', '.join(found)}")
     return found[subset]
 
 

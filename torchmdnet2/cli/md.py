@@ -138,8 +138,8 @@ def _md(options: argparse.Namespace) -> None:
     )
     _spare_inputs(chosen, options.model, options.start)
     start = _start(options)
-    # a queueing system's polite end is treated like Ctrl-C, also where jobs ignore that: write a restart file and stop
-    alone = threading.current_thread() is threading.main_thread()  # others cannot set it
+    # SIGTERM, which queueing systems send first, stops the run like Ctrl-C, so that it writes a restart file
+    alone = threading.current_thread() is threading.main_thread()  # other threads cannot set handlers
     before = signal.signal(signal.SIGTERM, signal.default_int_handler) if alone else None
     console = make_console()
     try:
@@ -207,7 +207,7 @@ def _spare_inputs(options: MDOptions, model: str, start: str | None) -> None:
     """Refuse to overwrite the model or the start structure."""
     from ..core.files import spare_inputs
 
-    # a restart goes on in the same files, and may take elements and cell from its own trajectory
+    # a restart continues in the same files, and may take elements and cell from its trajectory
     inputs = [model] if options.restart or start is None else [model, split_index(start)[0]]
     spare_inputs(options.files(), map(Path, inputs), "choose another --output or --trajectory")
 

@@ -101,11 +101,11 @@ def _print_card(name: str, model: str | os.PathLike) -> None:
     """Print the card of a model.
 
     Args:
-        name: for the messages and, without suffix, the title.
+        name: name for messages and, without suffix, the title.
         model: path, or name of a potential.
 
     Raises:
-        BadCheckpoint: the file cannot be read, or there is no card of its metadata.
+        BadCheckpoint: the file cannot be read, or its metadata make no card.
     """
     from ..checkpoint import read_header
     from ..errors import BadCheckpoint
@@ -114,9 +114,9 @@ def _print_card(name: str, model: str | os.PathLike) -> None:
     header = read_header(model)
     try:
         card = model_card(header["config"], header["metadata"], title=Path(name).stem)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # anything may stand there
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # metadata may hold anything
         raise BadCheckpoint(
-            f"{name}: there is no card of such metadata ({type(error).__name__}: {error}); "
+            f"{name}: a card cannot be made of its metadata ({type(error).__name__}: {error}); "
             f"`torchmdnet2 info {name}` prints them unchanged"
         ) from error
     print(card)

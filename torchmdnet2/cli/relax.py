@@ -31,13 +31,13 @@ def add(command: Command) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, "; of several, with commas between, their mean")
+    add_model(parser, "; several, separated by commas, give their mean")
     parser.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
     parser.add_argument("output", help=".sdf, .xyz, .csv or .h5; failures are listed beside it, in NAME.failed.txt")
 
 
 def _add_devices(parser: argparse.ArgumentParser) -> None:
-    meaning = "auto, all, or names separated by commas, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
+    meaning = "auto, all, or names such as cuda:0,cuda:1 or cpu,cpu, with a process for each (default: auto)"
     parser.add_argument("--devices", default="auto", help=meaning)
     parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
     parser.add_argument("--report", action="store_true", help="also write a page with plots and pictures")

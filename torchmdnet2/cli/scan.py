@@ -64,7 +64,7 @@ def _scan(options: argparse.Namespace) -> int:
         note(text)
     console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True, markup=False)
     if not report.complete:
-        return 130  # as Ctrl-C elsewhere
+        return 130  # the exit code of Ctrl-C
     return int(options.fail and not report.passed)
 
 

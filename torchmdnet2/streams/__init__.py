@@ -1,4 +1,4 @@
-"""Streams of structures through a potential: relaxation, and energies with forces."""
+"""Streams: relaxation, or energies and forces, of very many structures."""
 
 from .conformers import Ranking
 from .records import Outcome

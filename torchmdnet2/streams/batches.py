@@ -1,7 +1,7 @@
-"""Structures of all sizes evaluated together, and those that fail reported one by one.
+"""Batches of structures of all sizes. Structures that fail are reported one by one.
 
 On a GPU all batches of a stream have the same number of atoms and structures, so that the step which the Evaluator
-captures for the first one serves them all: what is left over is filled with isolated atoms.
+captures for the first one serves all of them. Free places are filled with isolated atoms.
 
 Shapes: N atoms, B structures.
 """
@@ -38,15 +38,15 @@ __all__ = [
 ]  # fmt: skip
 
 _APART = 50.0  # Å between isolated atoms
-_FULL = 1024  # atoms: a step with fewer takes as long
-_TOGETHER = 128  # structures that are checked at once
-_MOST = {"cpu": 2048, "cuda": 8192}  # atoms whose features are computed at once, in plain PyTorch
+_FULL = 1024  # atoms; a step with fewer atoms is not faster
+_TOGETHER = 128  # number of structures that are checked at once
+_MOST = {"cpu": 2048, "cuda": 8192}  # number of atoms whose features plain PyTorch computes at once
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
 
 def opened(starts: Sequence[Atoms], read: Callable[[Atoms], _Found]) -> list[_Found | Exception]:
-    """What is read of structures, or why they cannot be used: no atoms, an unknown constraint, a broken entry."""
+    """Return the result of `read` for each structure, or its error: no atoms, an unknown constraint, a bad entry."""
     found: list[_Found | Exception] = []
     for atoms in starts:
         try:
@@ -70,7 +70,7 @@ def refusals(
 
 
 def each(run: Callable[[Sequence[_Item]], list[_Found]], items: Sequence[_Item]) -> list[_Found | Exception]:
-    """What `run` gives for structures together; where it fails, they are halved until what fails is alone."""
+    """Return the results of `run` for all items. If it fails, halve the items until each one that fails is alone."""
     try:
         return [*run(items)]
     except (*FAULTS, Unphysical) as error:
@@ -83,18 +83,18 @@ def each(run: Callable[[Sequence[_Item]], list[_Found]], items: Sequence[_Item])
 
 
 def reason(error: Exception) -> str:
-    """An error about one structure, as one line that does not name it."""
+    """Return an error about a structure as one line that does not name the structure."""
     words = " ".join((str(error) or type(error).__name__).split())
     return "it" + words.removeprefix("system 0") if words.startswith("system 0") else words
 
 
 def parts(items: Sequence[_Item], sizes: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[_Item]]:
-    """Items, in order, as many together as fit.
+    """Yield items in order, as many together as fit; each part has at least one.
 
     Args:
-        items: at least one is in each part.
-        sizes: atoms of each.
-        fits: whether so many atoms, of so many items, do.
+        items: the items.
+        sizes: number of atoms of each item.
+        fits: function that returns whether a number of atoms, of a number of items, fits.
     """
     part: list[_Item] = []
     used = 0
@@ -109,13 +109,13 @@ def parts(items: Sequence[_Item], sizes: Sequence[int], fits: Callable[[int, int
 
 
 class Room:
-    """How many atoms and structures a batch holds.
+    """The size of a batch: the numbers of atoms and structures that it holds.
 
     Args:
-        potential: what evaluates it.
-        largest: atoms of the largest structure that must fit.
-        atoms: of a batch, None: by the device.
-        padded: fill batches; None: on a GPU.
+        potential: the potential that evaluates the batches.
+        largest: number of atoms of the largest structure that must fit.
+        atoms: number of atoms in a batch; None chooses it for the device.
+        padded: fill free places of batches; None does so on a GPU.
     """
 
     def __init__(self, potential: Potential, largest: int, atoms: int | None = None, padded: bool | None = None):
@@ -132,7 +132,7 @@ class Room:
 
     @cached_property
     def _quarter(self) -> Room | None:
-        """A room for a quarter of the atoms; None where batches are not padded, or a step would not be faster."""
+        """The size for a quarter of the atoms; None if batches are not padded, or a step would not be faster."""
         if self._filler is None or self.atoms < 4 * _FULL:
             return None
         quarter = copy(self)
@@ -140,16 +140,16 @@ class Room:
         return quarter
 
     def smallest(self, atoms: int, structures: int) -> Room:
-        """The smallest of this room, a quarter of it, a quarter of that …, where so many fit."""
+        """Return the smallest size, among this one and repeated quarters of it, in which so many fit."""
         quarter = self._quarter
         return quarter.smallest(atoms, structures) if quarter and quarter.fits(atoms, structures) else self
 
     def fits(self, atoms: int, structures: int) -> bool:
-        """Whether so many fit; each slot that is not used holds at least one atom."""
+        """Return whether so many fit; each free place for a structure needs at least one atom."""
         return structures < self.structures and atoms + self.structures - structures <= self.atoms
 
     def fill(self, system: System) -> System:
-        """The system, with isolated atoms behind its own where batches are padded."""
+        """Return the system, followed by isolated atoms if batches are padded."""
         if self._filler is None:
             return system
         spare, slots = self.atoms - system.num_atoms, self.structures - system.num_systems
@@ -168,7 +168,7 @@ class Room:
 
 
 def _filler(potential: Potential) -> int | None:
-    """An element whose isolated atom the potential evaluates; None: there is none."""
+    """Return an element whose isolated atom the potential can evaluate; None if there is none."""
     for z in (6, 8, 2, 14, 1):
         try:
             potential.check(System(z=torch.tensor([z]), pos=torch.zeros(1, 3).double()).to(potential.device))
@@ -181,12 +181,12 @@ def _filler(potential: Potential) -> int | None:
 def evaluate_each(
     evaluator: Evaluator | Ensemble, systems: Sequence[System], room: Room
 ) -> list[EnsembleResult | Exception]:
-    """Results of structures that fit into one batch, on the CPU, or why one has none.
+    """Return the results, on the CPU, of structures that fit into one batch, or the error of each that failed.
 
     Args:
-        evaluator: of the potential, or of several, which also give their spread.
-        systems: one structure each, on the CPU.
-        room: of a batch.
+        evaluator: evaluator of a potential, or an ensemble, which also gives the spread.
+        systems: systems of one structure each, on the CPU.
+        room: size of a batch.
     """
 
     def run(part: Sequence[System]) -> list[EnsembleResult]:
@@ -205,12 +205,12 @@ def evaluate_each(
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What a verb computes, and how.
+    """Options of a stream.
 
     Attributes:
-        novelty: whether it is computed, of calibrated models.
-        atoms: of a batch; None: 16,384 on a GPU, 768 on a CPU.
-        padded: batches of one size, for CUDA graphs; None: on a GPU.
+        novelty: compute the novelty with calibrated models.
+        atoms: number of atoms in a batch; None: 16,384 on a GPU, 768 on a CPU.
+        padded: fill batches to one size, for CUDA graphs; None: on a GPU.
     """
 
     novelty: bool = True
@@ -220,13 +220,13 @@ class BatchOptions:
 
 @dataclass(eq=False)
 class Task:
-    """One structure under way.
+    """A structure that is being computed.
 
     Attributes:
-        start: as it was given.
-        system: the same, float64, on the CPU.
-        found: its result, with properties in `info`.
-        error: why there is none.
+        start: the given structure.
+        system: the same structure, float64 on the CPU.
+        found: the result, with properties in `info`.
+        error: the reason why there is no result.
     """
 
     start: Atoms
@@ -239,12 +239,12 @@ _Options = TypeVar("_Options", bound=BatchOptions)
 
 
 class Worker(ABC, Generic[_Options]):
-    """Computes blocks of records with one potential.
+    """Computes blocks of records with one potential, or with the mean of several.
 
     Args:
-        potential: on its device.
-        options: what is computed.
-        others: further potentials, of which the mean with the first is computed.
+        potential: the potential, on its device.
+        options: options of the stream.
+        others: further potentials, whose mean with the first is computed.
     """
 
     def __init__(self, potential: Potential, options: _Options, others: Sequence[Potential] = ()):
@@ -257,7 +257,7 @@ class Worker(ABC, Generic[_Options]):
 
     @abstractmethod
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
-        """One outcome for each record, in order."""
+        """Return an outcome for each record, in order."""
 
     def check(self, system: System) -> None:
         """Refuse structures that a potential cannot evaluate."""
@@ -267,22 +267,25 @@ class Worker(ABC, Generic[_Options]):
 
     @cached_property
     def rated(self) -> list[Potential]:
-        """The potentials that are calibrated, where novelty is wanted."""
+        """The calibrated potentials if the novelty is requested, else none."""
         return rated(self.members if self.options.novelty else [])
 
     def room(self, largest: int, most: int | None = None) -> Room:
-        """That of the last block, or one where a structure of so many atoms fits, by default for `most` atoms."""
+        """Return the size of the last block's batches, or one in which a structure of so many atoms fits.
+
+        A new size is for `most` atoms by default.
+        """
         if self._room is None or self._room.atoms <= largest:
             self._room = Room(self.potential, largest, self.options.atoms or most, self.options.padded)
         return self._room
 
 
 class TaskWorker(Worker[_Options]):
-    """Computes structures that change, each by itself or several together."""
+    """Computes structures that change, one by one or several together."""
 
     @abstractmethod
     def compute(self, tasks: Sequence[Task]) -> None:
-        """Give each task what was found, or the error."""
+        """Set the result or the error of each task."""
 
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
         outcomes = [Outcome(record, errors=[record.error] if record.error else []) for record in records]
@@ -328,14 +331,14 @@ def novelty_of(
     sizes: Sequence[int],
     system: Callable[[list[_Item]], System],
 ) -> NDArray | None:
-    """[B] the largest novelty of the atoms of each structure.
+    """Return the largest novelty of the atoms of each structure, [B]; None without potentials.
 
     Args:
-        potentials: of `rated`, which have evaluated the structures: they are not checked again. The largest novelty
-            counts; None is returned where there are none.
+        potentials: the potentials from `rated`, the largest novelty of which counts. They have evaluated the
+            structures, which are not checked again.
         items: the structures.
-        sizes: how many atoms each has.
-        system: gives some of them, on any device.
+        sizes: number of atoms of each structure.
+        system: function that returns some of the structures as a batch, on any device.
     """
     if not potentials:
         return None

@@ -1,4 +1,4 @@
-"""Conformers by distance geometry, and which of the relaxed ones are kept. By RDKit (the extra `smiles`)."""
+"""Conformers by distance geometry, and the choice among relaxed ones, by RDKit (the extra `smiles`)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Preparation", "Ranking", "embed", "require_rdkit"]
 
-_MATCHES = 1000  # ways to lay a molecule on itself that are tried
+_MATCHES = 1000  # largest number of symmetric superpositions that are tried
 
 
 def require_rdkit() -> None:
-    """Raise MissingBackend where RDKit is not installed."""
+    """Raise MissingBackend if RDKit is not installed."""
     with needs_extra("smiles"):
         import rdkit  # noqa: F401
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Parses records, and makes conformers of SMILES and where they are asked for.
+    """Parses records and makes conformers.
 
     Attributes:
-        conformers: of each molecule; None: one of a SMILES, and the structures of other records unchanged.
-        seed: of the distance geometry.
+        conformers: number for each molecule; None makes one for a SMILES and keeps the structures of other records.
+        seed: seed of the distance geometry.
     """
 
     conformers: int | None = None
@@ -51,18 +51,18 @@ class Preparation:
 
 
 def embed(record: Record, count: int, seed: int) -> None:
-    """Give a record conformers by distance geometry (ETKDG version 3), instead of its structure if it has one.
+    """Replace the structure of a record by conformers from distance geometry (ETKDG version 3).
 
-    The record gets a molfile with all hydrogens. The total charge is in `info["charge"]` of each conformer, the
+    The record gets a molfile with all hydrogens. Each conformer has the total charge in `info["charge"]` and the
     multiplicity of unpaired electrons in `info["spin"]`.
 
     Args:
-        record: with a SMILES or a molfile.
-        count: of conformers; RDKit may find fewer.
-        seed: of the distance geometry, 0 or more.
+        record: a record with a SMILES or a molfile.
+        count: number of conformers; RDKit may find fewer.
+        seed: seed of the distance geometry, 0 or more.
 
     Raises:
-        BadData: no molecule, several, or no conformer is found.
+        BadData: RDKit reads no molecule, reads several, or finds no conformer.
 
     Source: S. Riniker, G. Landrum, J. Chem. Inf. Model. 55, 2562 (2015).
     """
@@ -71,7 +71,7 @@ def embed(record: Record, count: int, seed: int) -> None:
     from rdkit.Chem import AllChem, Descriptors
 
     chem: Any = Chem
-    with rdBase.BlockLogs():  # its messages are in ours
+    with rdBase.BlockLogs():  # our messages replace RDKit's
         if record.smiles:
             molecule = chem.MolFromSmiles(record.smiles)
         else:
@@ -80,11 +80,11 @@ def embed(record: Record, count: int, seed: int) -> None:
             raise BadData(f"'{record.smiles}' is not a SMILES that RDKit can read" if record.smiles else
                           "RDKit cannot read its bonds")  # fmt: skip
         if len(chem.GetMolFrags(molecule)) > 1:
-            raise BadData("it is several molecules, and conformers are made of one")
+            raise BadData("it has several molecules, but conformers need a single one")
         charge, radicals = chem.GetFormalCharge(molecule), Descriptors.NumRadicalElectrons(molecule)
         molecule = chem.AddHs(molecule)
         options = AllChem.ETKDGv3()
-        # RDKit multiplies the seed by the number of the conformer: with 0, all would be the same
+        # RDKit multiplies the seed by the number of the conformer: with 0 all conformers would be equal
         options.randomSeed, options.numThreads = seed + 1, 0 if multiprocessing.parent_process() is None else 1
         found = list(AllChem.EmbedMultipleConfs(molecule, count, options))
         if not found:
@@ -96,7 +96,7 @@ def embed(record: Record, count: int, seed: int) -> None:
         record.molfile = chem.MolToMolBlock(molecule, confId=found[0])
     info = {"charge": charge, **({"spin": radicals + 1} if radicals else {})}
     info |= {"smiles": record.smiles} if record.smiles else {}
-    if record.starts:  # what else the file states, and it must agree
+    if record.starts:  # further statements of the file, which must agree
         stated = record.starts[0].copy()
         charge_and_spin(stated, charge)
         info = {**stated.info, **info}
@@ -106,14 +106,14 @@ def embed(record: Record, count: int, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Which conformers of a molecule are kept, and in which order: by energy, without duplicates.
+    """Selects and sorts the conformers of a molecule by energy, without duplicates.
 
     Attributes:
-        window: eV above the lowest.
-        rmsd: Å, of the atoms that are not hydrogen, after the best superposition, symmetry included: closer ones, of
-            energies that differ by less than `energy`, are the same conformer.
-        energy: eV.
-        most: how many are kept at most; None: all.
+        window: largest energy above the lowest conformer, eV.
+        rmsd: Å. Conformers count as equal if the RMSD of their heavy atoms, after the best superposition with symmetry,
+            is smaller, and their energies differ by less than `energy`.
+        energy: eV, see `rmsd`.
+        most: largest number of conformers; None keeps all.
 
     Raises:
         BadConfig: a number is out of range.
@@ -127,14 +127,14 @@ class Ranking:
     def __post_init__(self) -> None:
         if not (0 <= self.window < math.inf and 0 <= self.rmsd < math.inf) or (self.most is not None and self.most < 1):
             raise BadConfig(
-                "of conformers, window and rmsd must be numbers, 0 or more, and those to keep at least 1; got "
+                "window and rmsd of conformers must be 0 or more, and the number to keep at least 1; got "
                 f"{self.window}, {self.rmsd} and {self.most}"
             )
 
     def __call__(self, structures: list[Atoms], molfile: str) -> list[Atoms]:
-        """The ones to keep, each with `conformer` (0 is the lowest) and `relative_energy` in its info.
+        """Return the conformers to keep, each with `conformer` (0 is the lowest) and `relative_energy` in its info.
 
-        Structures that have not converged, or whose bonds changed, come last: their energies do not compare.
+        Structures that have not converged, or whose bonds changed, come last, since their energies are not comparable.
         """
         from rdkit import Chem
         from rdkit.Chem import rdMolAlign

@@ -1,6 +1,6 @@
-"""Blocks of records through one process a device, into files that grow by blocks.
+"""Processing of blocks of records, with one process for each device, into files that grow by blocks.
 
-Reading, computing and writing overlap, and the order is kept. An interrupted run goes on at the next block.
+Reading, computing and writing overlap, and the order is kept. An interrupted run continues with the next block.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Journal", "Pool", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order"]
 
-_AHEAD = 2  # blocks that wait for each device
+_AHEAD = 2  # number of blocks that wait for each device
 _Item = TypeVar("_Item")
 Work = Callable[[Any], Any]
 """Computes a block, or a stage of it."""
 
 Setup = Callable[[str], Work]
-"""Makes what computes a block on a device; called once in each process, and sent there."""
+"""Returns the function that computes blocks on a device. It is sent to each process and called there once."""
 
 _work: Work
-_job = ""  # of a cluster, that `_work` belongs to
+_job = ""  # job of a cluster to which `_work` belongs
 _LOCK = threading.Lock()
 
 
 class Pool(NamedTuple):
-    """What computes blocks side by side.
+    """Workers that compute blocks in parallel.
 
     Attributes:
-        submit: takes a block and gives its future.
-        workers: how many blocks are computed at once.
+        submit: function that takes a block and returns its future.
+        workers: number of blocks that are computed at once.
     """
 
     submit: Callable[[Any], Any]
@@ -56,18 +56,18 @@ class Pool(NamedTuple):
 
 
 def blocks_of(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    """Lists of so many items; the last may be shorter."""
+    """Yield lists of `size` items; the last may be shorter."""
     rest = iter(items)
     while block := list(islice(rest, size)):
         yield block
 
 
 def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
-    """What a pool gives for each block, in order. At most three blocks for each of its workers are in memory.
+    """Yield a pool's result for each block, in order. At most three blocks for each worker are in memory.
 
     Args:
-        blocks: read in this thread, while others are computed.
-        pool: computes them.
+        blocks: the blocks, which this thread reads while others are computed.
+        pool: the pool.
     """
     pending: deque[Any] = deque()
     try:
@@ -84,20 +84,20 @@ def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
 
 @contextmanager
 def devices_pool(setup: Setup, devices: list[str], dask: str | Client | None = None) -> Iterator[Pool]:
-    """What computes blocks on devices.
+    """Yield a pool that computes blocks on devices.
 
-    A single device is used by a thread of this process, each of several by a process: they share a queue, so that the
-    faster one computes more.
+    A thread of this process uses a single device. Each of several devices has a process; the processes share a queue,
+    so that a faster one computes more blocks.
 
     Args:
-        setup: makes what computes a block.
-        devices: one for each process; of a cluster, the first one is that of each worker.
-        dask: a cluster: the address of its scheduler, or a client. Blocks of a worker that is lost go to others.
+        setup: function that returns the function that computes blocks on a device.
+        devices: a device for each process; the workers of a cluster all use the first one.
+        dask: a cluster, by the address of its scheduler or a client. Blocks of a lost worker go to other workers.
 
     Raises:
         BadConfig: there is no scheduler at the address.
         MissingBackend: the package distributed is not installed.
-        RuntimeError: a process was ended by the system, as it does when memory is short, or could not begin.
+        RuntimeError: the system ended a process, for example when memory was short, or a process could not start.
     """
     with _executor(setup, devices) if dask is None else _cluster(setup, devices[0], dask) as pool:
         yield pool
@@ -105,13 +105,13 @@ def devices_pool(setup: Setup, devices: list[str], dask: str | Client | None = N
 
 @contextmanager
 def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
-    """Processes of one core each that work for several stages.
+    """Yield a function that returns the pool of a stage; processes of one core each serve all stages.
 
-    Gives the pool of a stage: of what it does with a block, and whether that is so quick that this thread does it until
+    The arguments of the function are the work of the stage, and whether it is so fast that this thread can do it until
     the processes have started, which takes seconds.
 
     Args:
-        count: how many there are.
+        count: number of processes.
 
     Raises:
         RuntimeError: as `devices_pool`.
@@ -140,7 +140,7 @@ def _done(work: Work, block: Any) -> Future[Any]:
 
 @contextmanager
 def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[Pool]:
-    """The workers of a cluster."""
+    """Yield the pool of a cluster's workers."""
     with needs_extra("dask"):
         from distributed import Client, KilledWorker
     if isinstance(dask, str):
@@ -166,7 +166,7 @@ def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[Pool]:
 
 
 def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
-    """On a worker of a cluster, which may have several threads."""
+    """Compute a block on a worker of a cluster, which may have several threads."""
     global _job
     with _LOCK:
         if _job != job:
@@ -177,7 +177,7 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 
 @contextmanager
 def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
-    """The devices of this host."""
+    """Yield the pool of this host's devices."""
     executor: Executor
     begun: Callable[[], bool] | None = None
     if len(devices) == 1:
@@ -197,22 +197,22 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
 
 @contextmanager
 def _in_words(begun: Callable[[], bool] | None) -> Iterator[None]:
-    """Say why processes ended.
+    """Turn the end of a process into an error with the reason and the remedy.
 
     Args:
-        begun: whether one of them has begun to work; None: it is known that they have.
+        begun: function that returns whether a process has started to work; None if they have.
     """
     try:
         yield
     except BrokenProcessPool:
         if begun is not None and not begun():
             raise RuntimeError(
-                "the processes could not begin. Each of them imports the script that runs: put what "
-                "it does under `if __name__ == '__main__':`"
+                "the processes could not start. Each of them imports the running script: put its "
+                "work under `if __name__ == '__main__':`"
             ) from None
         raise RuntimeError(
             "a process was ended from outside, as the system does when memory is short; the results so far are "
-            "written, and the same command goes on from there"
+            "written, and the same command continues from there"
         ) from None
 
 
@@ -237,11 +237,11 @@ def _begin_helper(begun: Event | None = None) -> None:
         begun.set()
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)  # processes of one core each
+    torch.set_num_threads(1)  # each process has one core
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed cannot end its processes."""
+    """End this process with its parent, which cannot do so if it is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -253,19 +253,19 @@ def _run(block: Any) -> Any:
 
 
 class Journal:
-    """Appends to the files of a run; each block is there as a whole, or not at all.
+    """Appends blocks to the files of a run, so that each block is complete or absent.
 
-    After each block, the number of its records and the sizes of the files are written to `OUT.progress`. A run that
-    finds this file cuts the files to these sizes, which takes away a block that was written in part, and goes on. At
-    the end the file is removed.
+    After each block, the number of finished records and the sizes of the files are written to `OUT.progress`. A run
+    that finds this file cuts the files to these sizes, which removes a partial block, and continues. The file is
+    removed at the end.
 
     Args:
-        output: the file of results, which names the state.
-        files: all that grow.
-        job: what is computed, JSON-able.
+        output: the file of results, which determines the name of the state.
+        files: all files that grow.
+        job: description of the job as plain data for JSON.
 
     Attributes:
-        done: records of the input whose results are in the files.
+        done: number of records of the input whose results are in the files.
 
     Raises:
         BadConfig: the files belong to an unfinished run of another job, or another run writes them.
@@ -290,8 +290,8 @@ class Journal:
             if found["job"] != self._job:
                 changed = sorted(k for k in {*found["job"], *self._job} if found["job"].get(k) != self._job.get(k))
                 raise BadConfig(
-                    f"{self._output} belongs to a run that was interrupted, of another {', '.join(changed)}: give "
-                    f"the same command to finish it, or remove {self._state} to begin anew"
+                    f"{self._output} belongs to an interrupted run with another {', '.join(changed)}: give the "
+                    f"same command to finish it, or remove {self._state} to start again"
                 )
             return found["records"], found["sizes"]
         for path in self._paths:
@@ -306,8 +306,8 @@ class Journal:
         """Append the results of a block, and wait for the disk.
 
         Args:
-            records: how many of the input they are of.
-            texts: for each file.
+            records: number of records of the input in the block.
+            texts: text for each file.
         """
         for file, text in zip(self._files, texts, strict=True):
             file.write(text.encode())
@@ -317,7 +317,7 @@ class Journal:
         self._save(self.done, [file.tell() for file in self._files])
 
     def close(self, finished: bool) -> None:
-        """Close the files; of a finished run, the state is removed."""
+        """Close the files; remove the state of a finished run."""
         for file in self._files:
             file.close()
         if finished:

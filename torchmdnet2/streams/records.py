@@ -1,8 +1,9 @@
-"""The records of a file, one after another: a structure each, or the reason why there is none; and results as text.
+"""Records of input files, and results as text.
 
-A damaged record does not end the reading: SDF, SMILES and XYZ files are split into records before these are parsed.
-Results are written as SDF with the bonds of the input, extended XYZ, or tables in CSV. The result of each record is
-text by itself, so that files can be appended to; HDF5 is made from them at the end.
+A record has a structure, or the reason why it has none. A damaged record does not end the reading, since SDF, SMILES
+and XYZ files are split into records before these are parsed. Results are written as SDF with the bonds of the input, as
+extended XYZ, or as tables in CSV. The result of each record is a separate text, so that files can grow. HDF5 is made
+from extended XYZ at the end.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ PROPERTIES = (
     "record", "conformer", "energy", "relative_energy", "largest_force", "steps", "converged", "bonds_changed",
     "novelty", "energy_std", "force_std", "atom_charges",
 )  # fmt: skip
-"""Names of results; those of an earlier run are not read."""
+"""Names of results, which are not read from files of an earlier run."""
 
 FAULTS = (ValueError, EOFError, KeyError, IndexError, RuntimeError)
-"""What parsing, checking or evaluating one structure may raise."""
+"""Errors that parsing, checking or evaluating a structure may raise."""
 
 
 @dataclass
@@ -50,14 +51,14 @@ class Record:
     """One record of a stream.
 
     Attributes:
-        number: in the file, from 0 on.
-        name: the title of an SDF record, what stands behind a SMILES; "" without one.
-        starts: its structures: one, or its conformers; none where there is an `error`.
-        molfile: text with its bonds, "" where the format has none.
-        smiles: the SMILES that it was read from, else "".
-        error: why it cannot be used.
-        parse: what gives its structure, where it has not been parsed yet.
-        ready: whether its starts are those to be computed, conformers included.
+        number: number in the file, from 0.
+        name: title of an SDF record, or text after a SMILES; "" without one.
+        starts: its structure, or its conformers; empty if there is an `error`.
+        molfile: text with its bonds; "" if the format has none.
+        smiles: the SMILES of the record, else "".
+        error: the reason why it cannot be used.
+        parse: function that returns its structure; None after parsing.
+        ready: True if the starts are final, with conformers.
     """
 
     number: int
@@ -70,13 +71,13 @@ class Record:
     ready: bool = False
 
     def parsed(self) -> Record:
-        """The record with its structure, or with the reason why there is none."""
+        """Return the record with its structure, or with the reason why it has none."""
         parse, self.parse = self.parse, None
         if parse is not None:
             try:
                 atoms = parse()
                 if not len(atoms):
-                    raise BadData("there are no atoms in it")
+                    raise BadData("it has no atoms")
                 for name in PROPERTIES:
                     atoms.info.pop(name, None)
                 self.starts = [atoms]
@@ -90,11 +91,11 @@ class Record:
 
 @dataclass
 class Outcome:
-    """What became of a record.
+    """The result of a record.
 
     Attributes:
-        record: without its starts.
-        structures: the results, with properties in `info`; none where all failed.
+        record: the record, without its starts.
+        structures: the resulting structures, with properties in `info`; empty if all failed.
         errors: a line for each structure that failed.
     """
 
@@ -104,27 +105,27 @@ class Outcome:
 
 
 class Results(ABC):
-    """What became of the records of a block, in their order."""
+    """The results of the records of a block, in order."""
 
     @abstractmethod
     def outcomes(self) -> list[Outcome]:
-        """One for each record."""
+        """Return an outcome for each record."""
 
     @abstractmethod
     def failures(self) -> list[tuple[Record, list[str]]]:
-        """The records with errors."""
+        """Return the records with errors."""
 
     @abstractmethod
     def count(self) -> tuple[int, int, int]:
-        """The number of records, of structures that have a result, and of those that did not converge."""
+        """Return the numbers of records, of structures with a result, and of structures that did not converge."""
 
     @abstractmethod
     def text(self, suffix: str) -> str:
-        """The results as they stand in a file of this kind."""
+        """Return the results as text for a file with this suffix."""
 
     @abstractmethod
     def rows(self) -> list[str]:
-        """A line of a table for each structure: the properties that `csv_head` names."""
+        """Return a line of a table for each structure, with the properties in `csv_head`."""
 
 
 class Outcomes(Results):
@@ -152,16 +153,16 @@ class Outcomes(Results):
 
 
 class RecordFile:
-    """A file as a stream of records, read from front to back in constant memory.
+    """A file as a stream of records, which is read in constant memory.
 
-    SDF, SMILES (.smi) and XYZ, which may be compressed, are read so; of all other formats that ASE reads, the
-    structures are in memory.
+    This holds for SDF, SMILES (.smi) and XYZ files, compressed or not. Structures of all other formats that ASE reads
+    are kept in memory.
 
     Args:
         path: the file.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
 
     def __init__(self, path: str):
@@ -175,14 +176,14 @@ class RecordFile:
 
     @property
     def fraction(self) -> float:
-        """How much of the file has been read, from 0 to 1; of formats read at once, 0."""
+        """Return the part of the file that has been read, from 0 to 1; always 0 for formats that are read at once."""
         return min(1.0, self._place.tell() / self.size) if self._place is not None else 0.0
 
     def __iter__(self) -> Iterator[Record]:
         return (record.parsed() for record in self.unparsed())
 
     def unparsed(self) -> Iterator[Record]:
-        """The records, split but not parsed, so that other processes can do it."""
+        """Yield records that are split but not parsed, so that other processes can parse them."""
         if self._split is None:
             return self._at_once()
         return self._read()
@@ -224,7 +225,7 @@ def _molecule(text: str) -> Record:
 
 
 def _read_smiles(file: TextIO) -> Iterator[Record]:
-    """`SMILES name`; its conformers are made later."""
+    """Yield a record for each line `SMILES name`; conformers are made later."""
     for line in file:
         if line.strip() and not line.startswith("#"):
             smiles, *rest = line.split(None, 1)
@@ -255,19 +256,19 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
                 vectors.append(head)
                 head = file.readline()
             if _is_atom(head):
-                yield Record(0, error=f"it has more lines than its {size} atoms")
+                yield Record(0, error=f"it has more lines than {size} atoms need")
                 head = _next_head(file)
             else:
                 yield Record(0, parse=partial(_parse_xyz, comment.strip(), "".join(lines), size, vectors))
 
 
 def _parse_xyz(comment: str, lines: str, size: int, vectors: list[str]) -> Atoms:
-    """From one text, which goes to another process at less cost than many."""
+    """Parse a frame from one text, which is sent to another process faster than many."""
     return structure_of_xyz((comment, lines.splitlines(keepends=True), size, vectors), "it")
 
 
 def _next_head(file: TextIO) -> str:
-    """The next line that can be the first of a frame; "" at the end."""
+    """Return the next line that can begin a frame; "" at the end."""
     while (line := file.readline()) and not line.strip().isdigit():
         pass
     return line
@@ -292,24 +293,24 @@ Writer = Callable[[Outcome], str]
 
 
 def require_writable(path: str, has_bonds: bool) -> None:
-    """Refuse a file that results cannot be written to.
+    """Refuse an output to which results cannot be written.
 
     Args:
-        path: of the file to be written.
-        has_bonds: whether the input has bonds, which an SDF needs.
+        path: path of the output.
+        has_bonds: True if the input has bonds, which an SDF needs.
 
     Raises:
-        BadConfig: the format is not known, or needs bonds that the input lacks.
+        BadConfig: the format is unknown, or needs bonds that the input lacks.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".sdf" and not has_bonds:
-        raise BadConfig(f"{path}: an SDF has bonds, and the input has none: write an .xyz file")
+        raise BadConfig(f"{path}: an SDF needs bonds, but the input has none: write an .xyz file")
     if suffix not in WRITERS:
-        raise BadConfig(f"{path}: results are written to {', '.join(WRITERS)}")
+        raise BadConfig(f"{path}: results can be written to {', '.join(WRITERS)}")
 
 
 def _properties(outcome: Outcome, atoms: Atoms) -> dict[str, Any]:
-    """What is known of a structure as a whole, the number and name of its record first."""
+    """Return the properties of a structure as a whole, after the number and name of its record."""
     name = {"name": outcome.record.name} if outcome.record.name else {}
     return {"record": outcome.record.number, **atoms.info, **name}
 
@@ -326,14 +327,14 @@ def _write_xyz(outcome: Outcome) -> str:
 
 
 def csv_row(properties: Mapping[str, Any]) -> str:
-    """A line of a table: the properties of a structure that `csv_head` names."""
+    """Return a line of a table, with the properties in `csv_head`."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow([properties.get(name, "") for name in _CSV_COLUMNS])
     return text.getvalue()
 
 
 def csv_rows(outcome: Outcome) -> list[str]:
-    """A line for each structure."""
+    """Return a line for each structure."""
     return [
         csv_row({"formula": atoms.get_chemical_formula(), **_properties(outcome, atoms)})
         for atoms in outcome.structures
@@ -348,21 +349,21 @@ _CSV_COLUMNS = (
     "record", "name", "conformer", "formula", "charge", "energy", "relative_energy", "largest_force", "steps",
     "converged", "bonds_changed", "novelty", "energy_std", "force_std",
 )  # fmt: skip
-"""Units: e, eV, eV/Å."""
+"""Columns of a table. Units: e, eV, eV/Å."""
 
 
 def csv_head(path: Path) -> str:
-    """What a file begins with, "" but for CSV."""
+    """Return the first line of a file: the columns of CSV, else ""."""
     return ",".join(_CSV_COLUMNS) + "\n" if path.suffix.lower() == ".csv" else ""
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether it is HDF5, which cannot be appended to safely: results are extended XYZ until all are there."""
+    """Return whether a file is HDF5. Since HDF5 cannot grow safely, results are extended XYZ until all are there."""
     return path.suffix.lower() in (".h5", ".hdf5")
 
 
 def convert_to_hdf5(results: Path, path: Path) -> None:
-    """Write results, in extended XYZ, as a data set: energy, forces, charges; "scalar:record", "scalar:novelty", …"""
+    """Convert results in extended XYZ to a data set with energy, forces, charges, "scalar:record", "scalar:novelty"."""
 
     def samples() -> Iterator[Sample]:
         for atoms in iread(results, index=":", format="extxyz"):
@@ -395,7 +396,7 @@ def _write_sdf(outcome: Outcome) -> str:
 
 
 def with_positions(block: str, positions: Any) -> str:
-    """A molfile with other coordinates.
+    """Return a molfile with other coordinates.
 
     Args:
         block: V2000 or V3000, up to "M  END".
@@ -426,4 +427,4 @@ WRITERS: dict[str, Writer] = {
     ".sdf": _write_sdf, ".xyz": _write_xyz, ".extxyz": _write_xyz, ".csv": _write_csv, ".h5": _write_xyz,
     ".hdf5": _write_xyz,
 }  # fmt: skip
-"""What writes the results of a record, by the suffix of the file."""
+"""Suffix of a file -> function that writes the results of a record."""

@@ -1,14 +1,14 @@
-"""Relaxation of a block of records: structures share batches, and one that has converged makes room for the next.
+"""Relaxation of a block of records. Structures share batches; the next one replaces one that has converged.
 
-Cells are relaxed by ASE, one structure after another.
+ASE relaxes cells, one structure after another.
 
 The batch takes steps of L-BFGS, each structure with a separate history and trust radius. A step that raises the energy
-is taken back: the history of that structure is forgotten and its radius halved. So the energy never rises, and no line
-search is needed, for which structures would have to wait for each other.
+is undone; the history of that structure is cleared and its radius halved. So the energy never rises, and no line search
+is needed, for which structures would have to wait for each other.
 
-Forces of molecules are scaled by springs between their atoms, which are stiff along bonds and soft along torsions. Else
-forces are small long before the torsions are at their minimum. The inverse curvature is used in its compact form, a few
-products of matrices instead of two loops over the history.
+Forces of molecules are scaled by springs between their atoms, which are stiff along bonds and soft along torsions.
+Otherwise forces would be small long before the torsions are at their minimum. The inverse curvature has its compact
+form, a few products of matrices instead of two loops over the history.
 
 Methods: J. Nocedal, Math. Comput. 35, 773 (1980); compact form: R. H. Byrd et al., Math. Program. 63, 129 (1994);
 springs: D. Packwood et al., J. Chem. Phys. 144, 164109 (2016).
@@ -47,12 +47,12 @@ __all__ = ["BatchedLBFGS", "CellRelaxer", "RelaxOptions", "Relaxer", "largest_of
 
 @dataclass(frozen=True)
 class RelaxOptions(BatchOptions):
-    """How structures are relaxed.
+    """Options of a relaxation.
 
     Attributes:
-        fmax: eV/Å, the largest force at which one has converged.
-        steps: most steps of one.
-        ranking: which conformers are kept; None: all structures, in order.
+        fmax: largest force of a converged structure, eV/Å.
+        steps: largest number of steps of a structure.
+        ranking: choice of the conformers to keep; None keeps all structures in order.
     """
 
     fmax: float = 0.02
@@ -71,7 +71,9 @@ class Relaxer(TaskWorker[RelaxOptions]):
         return outcomes
 
     def compute(self, tasks: Sequence[Task]) -> None:
-        waiting = sorted(tasks, key=lambda task: task.system.num_atoms)  # the largest begin, the smallest fill gaps
+        waiting = sorted(
+            tasks, key=lambda task: task.system.num_atoms
+        )  # the largest start first, the smallest fill gaps
         slots = _Slots(self.evaluator, self.room(max(task.system.num_atoms for task in tasks)), self.options)
         while waiting or slots.tasks:
             slots.refill(waiting)
@@ -81,8 +83,8 @@ class Relaxer(TaskWorker[RelaxOptions]):
 class CellRelaxer(TaskWorker[RelaxOptions]):
     """Relaxes blocks of periodic structures at zero pressure.
 
-    Forces and, with a length of one atom, the gradient along the cell are below `fmax` at the end
-    (`ase.filters.FrechetCellFilter`). Of the options, `fmax` and `steps` count.
+    At the end the forces and the gradient of the cell, in eV/Å as in `ase.filters.FrechetCellFilter`, are below `fmax`.
+    Only the options `fmax` and `steps` have an effect.
     """
 
     @cached_property
@@ -104,11 +106,11 @@ class CellRelaxer(TaskWorker[RelaxOptions]):
         from ase.optimize import LBFGS
 
         if not start.pbc.all():
-            raise BadData("it has no cell that is periodic along three directions")
+            raise BadData("it has no cell that is periodic in three directions")
         atoms = start.copy()
         atoms.calc = self._calculator
         optimizer = LBFGS(FrechetCellFilter(atoms), logfile=None)  # type: ignore[arg-type]
-        with warnings.catch_warnings():  # of SciPy, at each step, for errors of 1e-13
+        with warnings.catch_warnings():  # SciPy warns of errors of 1e-13 in each step
             warnings.filterwarnings("ignore", "logm result may be inaccurate")
             converged = bool(optimizer.run(fmax=self.options.fmax, steps=self.options.steps))
         energy, forces = float(atoms.get_potential_energy()), atoms.get_forces()
@@ -119,7 +121,7 @@ class CellRelaxer(TaskWorker[RelaxOptions]):
 
 
 class _Slots:
-    """The structures of a batch that are relaxed together.
+    """The places of a batch, whose structures are relaxed together.
 
     On a GPU the optimizer's step, about a hundred small kernels, is captured in a CUDA graph for as long as the batch
     stays the same.
@@ -131,17 +133,17 @@ class _Slots:
         self.tasks: list[Task] = []
         self.optimizer = BatchedLBFGS(self.device)
         self._steps, self._gone = np.zeros(0, int), np.zeros(0, bool)
-        self._failed = False  # one must go, or all would fail
+        self._failed = False  # a structure failed and must leave, else the whole batch would fail
         self.pos = torch.zeros(0, 3, dtype=torch.float64, device=self.device)
         self._sizes: list[int] = []
         self._memory: GraphMemory | None = None
         self._now = room  # or a part of it, in which the batch is
 
     def refill(self, waiting: list[Task]) -> None:
-        """Let those go that are done, and the next ones in that fit; the largest first.
+        """Remove finished structures and add the next ones that fit, the largest first.
 
-        Each change of a batch takes as long as several steps, so it waits until a tenth has to go and, if no others
-        wait, until the rest fits into a smaller one.
+        A change of the batch takes as long as several steps. So it waits until a tenth of the structures is finished
+        and, if no others wait, until the rest fits into a smaller batch.
         """
         if len(self.tasks) > 10 * self._gone.sum() and not self._failed:
             return
@@ -185,13 +187,13 @@ class _Slots:
         self._filled = self._now.fill(joined)
         radii = torch.as_tensor(covalent_radii, device=self.device)[joined.z] * self._mobile
         self.optimizer.take(joined.batch, index, known, self.pos, radii * ~joined.pbc.any(1)[joined.batch])
-        # what a step of the optimizer takes and gives, at the same place for all steps of this batch
+        # input and output of an optimizer step, at fixed addresses for all steps of this batch
         self._energy, self._forces = self.pos.new_zeros(len(tasks)), torch.zeros_like(self.pos)
-        self._found = self.pos.new_zeros(len(tasks), 3)  # energy, largest force, whether they are finite
+        self._found = self.pos.new_zeros(len(tasks), 3)  # energy, largest force, 1 if both are finite
         self._move, self._moves = self._advance, 0
 
     def step(self) -> None:
-        """Evaluate all, and move those that have not converged."""
+        """Evaluate all structures, and move those that have not converged."""
         if not self.tasks:
             return
         n, b = len(self.pos), len(self.tasks)
@@ -204,7 +206,9 @@ class _Slots:
         assert result.forces is not None
         self._energy.copy_(result.energy[:b])
         self._forces.copy_(result.forces[:n])
-        if self._moves == 1 and self.device.type == "cuda":  # the first move of a batch prepared the libraries
+        if (
+            self._moves == 1 and self.device.type == "cuda"
+        ):  # the first move of a batch has initialised the libraries, so that a graph can be captured
             self._move = self._captured()
         self._move()
         self._moves += 1
@@ -228,7 +232,7 @@ class _Slots:
         self._steps += 1
 
     def _advance(self) -> None:
-        """Move the atoms by the forces, without waiting for the device: `pos`, and what the host reads of it."""
+        """Update `pos` and the numbers for the host by an optimizer step, without waiting for the device."""
         energy, batch, state = self._energy, self._batch, self.optimizer
         forces = self._forces * self._mobile[:, None]
         finite = energy.isfinite() & largest_of(forces, batch, len(energy)).isfinite()
@@ -236,7 +240,7 @@ class _Slots:
         torch.stack([state.energy, largest_of(state.forces, batch, len(energy)), finite.double()], 1, out=self._found)
 
     def _captured(self) -> Callable[[], None]:
-        """`_advance` as a CUDA graph, which writes the new state over the old one."""
+        """Return `_advance` as a CUDA graph, which overwrites the old state with the new one."""
         if self._memory is None:
             self._memory = GraphMemory(self.device)
         held = self.optimizer.state()
@@ -257,7 +261,7 @@ class _Slots:
         self.tasks[k].error = f"step {self._steps[k]}: {why}"
 
     def _retire_failed(self) -> None:
-        """The batch cannot be evaluated: find the structures of which this is so."""
+        """Find the structures because of which the batch cannot be evaluated."""
         parts = self.pos.cpu().split(self._sizes)
         alone = [task.system.replace(pos=pos) for task, pos in zip(self.tasks, parts, strict=True)]
         for k, found in enumerate(evaluate_each(self.evaluator, alone, self.room)):
@@ -266,11 +270,11 @@ class _Slots:
             elif isinstance(found, Exception):
                 self._fail(k, reason(found))
         if not self._failed:
-            raise RuntimeError("structures can be evaluated alone and not together: please report this")
+            raise RuntimeError("structures can be evaluated alone but not together: please report this")
 
 
 def _mobile(atoms: Atoms) -> np.ndarray:
-    """[N] 1.0, and 0.0 for atoms that the structure fixes."""
+    """Return 0.0 for atoms that the structure fixes and 1.0 for others, [N]."""
     mobile = np.ones(len(atoms))
     for constraint in atoms.constraints:
         mobile[constraint.get_indices()] = 0.0
@@ -278,14 +282,15 @@ def _mobile(atoms: Atoms) -> np.ndarray:
 
 
 def _relaxed(start: Atoms, atoms: Atoms, forces: np.ndarray, energy: float, steps: int, converged: bool) -> Atoms:
-    """A relaxed structure with its properties.
+    """Return a relaxed structure with its properties.
 
     Args:
-        start: as it was.
-        atoms: changed in place.
-        forces: [N, 3] eV/Å, energy: eV.
-        steps: that were taken.
-        converged: whether it is a minimum.
+        start: the structure before the relaxation.
+        atoms: the relaxed structure, which is changed in place.
+        forces: [N, 3] eV/Å.
+        energy: eV.
+        steps: number of steps.
+        converged: True if it has converged.
     """
     atoms.arrays["forces"] = forces
     largest = float(np.linalg.norm(forces, axis=1).max())
@@ -297,10 +302,10 @@ def _relaxed(start: Atoms, atoms: Atoms, forces: np.ndarray, energy: float, step
 
 
 def _bonds_changed(before: Atoms, after: Atoms) -> int:
-    """How many bonds were broken or made.
+    """Return the number of bonds that were broken or made.
 
-    Atoms within 1.2 times the sum of their covalent radii are bonded, and beyond 1.5 times they are not; what moves
-    from or to the range between has not changed.
+    Atoms within 1.2 times the sum of their covalent radii are bonded, atoms beyond 1.5 times are not. A pair that moves
+    into or out of the range between does not count.
     """
     radii = covalent_radii[before.numbers]
     bond = np.square(radii[:, None] + radii[None])
@@ -310,33 +315,33 @@ def _bonds_changed(before: Atoms, after: Atoms) -> int:
 
 
 def _squared_distances(atoms: Atoms) -> np.ndarray:
-    """[N, N] Å², of the nearest images."""
+    """Return the squared distances of nearest images, [N, N] Å²."""
     if atoms.pbc.any():
         return atoms.get_all_distances(mic=True) ** 2
     return sum(np.square(x[:, None] - x[None]) for x in atoms.positions.T)
 
 
 _MEMORY = 30
-_LARGEST, _SMALLEST = 0.2, 1e-4  # Å, of the trust radius
-_FIRST = 1 / 70  # Å²/eV, inverse curvature of what has no springs
-_NOISE = 1e-6  # eV an atom: rounding of networks in float32 is no rise of the energy
+_LARGEST, _SMALLEST = 0.2, 1e-4  # limits of the trust radius, Å
+_FIRST = 1 / 70  # Å²/eV, inverse curvature of atoms without springs
+_NOISE = 1e-6  # eV per atom; a smaller rise of the energy may be rounding of a network in float32
 
-_BOND = 35.0  # eV/Å², of a spring at the sum of the covalent radii
-_DECAY = 3.0  # 1/Å, of springs between atoms that are further apart
-_ACROSS = 0.05  # part of the stiffness in all directions, without which planar rings would have none out of the plane
-_LEAST = 0.05  # eV/Å², of each atom
-_ATOMS = 100  # largest structure with springs: their matrices are full
+_BOND = 35.0  # eV/Å², stiffness of a spring at the sum of the covalent radii
+_DECAY = 3.0  # 1/Å, decay of the stiffness at larger distances
+_ACROSS = 0.05  # part of the stiffness in all directions, so that planar rings have some out of the plane
+_LEAST = 0.05  # eV/Å², added stiffness of each atom
+_ATOMS = 100  # largest structure with springs, since their matrices are dense
 
 
 class BatchedLBFGS:
-    """The state of the optimizer; it begins without structures.
+    """L-BFGS for many structures at once; it starts without structures.
 
     Args:
-        device: of all tensors, which are float64.
+        device: device of all tensors, which are float64.
 
     Attributes:
         batch: [N] structure of each atom.
-        pos, forces, energy: [N, 3] Å, [N, 3] eV/Å, [B] eV: of the last step of each structure that was not taken back.
+        pos, forces, energy: [N, 3] Å, [N, 3] eV/Å, [B] eV, from the last step of each structure that was not undone.
     """
 
     _CHANGED = "pos", "forces", "energy", "_radius", "_scale", "_step", "_history", "_upper", "_changes"
@@ -350,18 +355,18 @@ class BatchedLBFGS:
         self._springs = _Springs(device)
         self._step = atoms  # in the coordinates of the springs
         self._history = atoms.new_zeros(0, 2 * _MEMORY, 3)  # moves, then changes of the gradient; the latest last
-        self._upper = atoms.new_zeros(0, _MEMORY, _MEMORY)  # move · change, of changes that are not older
+        self._upper = atoms.new_zeros(0, _MEMORY, _MEMORY)  # move · change, for changes that are not older
         self._changes = atoms.new_zeros(0, _MEMORY, _MEMORY)  # change · change
 
     def take(self, batch: Tensor, rows: Tensor, structures: Tensor, pos: Tensor, radii: Tensor) -> None:
-        """Go on with some of the structures, and with new ones.
+        """Continue with some of the structures and with new ones.
 
         Args:
             batch: [N] structure of each atom.
-            rows: [N] the row in which each atom was before; -1: of a new structure.
-            structures: [B] the same of structures.
-            pos: [N, 3] Å, where new structures begin.
-            radii: [N] Å, covalent radii; 0 of atoms without springs, as those of cells and fixed ones.
+            rows: [N] previous row of each atom; -1 for atoms of new structures.
+            structures: [B] previous row of each structure; -1 for new ones.
+            pos: [N, 3] Å, first positions of new structures.
+            radii: [N] Å, covalent radii; 0 for atoms without springs, which are in cells or fixed.
         """
         self.batch = batch
         self.pos, self.forces = _kept(self.pos, rows), _kept(self.forces, rows)
@@ -373,26 +378,27 @@ class BatchedLBFGS:
         self._springs.take(batch, structures, pos, radii)
 
     def state(self) -> dict[str, Tensor]:
-        """All that a step changes."""
+        """Return all tensors that a step changes."""
         return {name: getattr(self, name) for name in self._CHANGED}
 
     def put(self, tensors: dict[str, Tensor]) -> None:
-        """Write the state into these tensors, which hold it from then on."""
+        """Copy the state into these tensors, which hold it from now on."""
         for name, tensor in tensors.items():
             tensor.copy_(getattr(self, name))
         self.restore(tensors)
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on with a state."""
+        """Replace the state."""
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
 
     def advance(self, pos: Tensor, forces: Tensor, energy: Tensor) -> Tensor:
-        """The next positions.
+        """Return the next positions.
 
         Args:
-            pos: [N, 3] Å, those that the last call gave, or the first ones.
-            forces: [N, 3] eV/Å there; energy: [B] eV.
+            pos: [N, 3] Å, positions from the last call, or the first ones.
+            forces: [N, 3] eV/Å at these positions.
+            energy: [B] eV at these positions.
 
         Returns:
             [N, 3] Å.
@@ -417,7 +423,7 @@ class BatchedLBFGS:
         return self.pos + step * part
 
     def _remember(self, move: Tensor, change: Tensor, good: Tensor, keep: Tensor) -> None:
-        """Put the latest step behind the others, or zeros where it is not good; forget all where it is not kept."""
+        """Append the latest step to the history, or zeros if it is not `good`; clear the history if not `keep`."""
         new = good[self.batch, None, None]
         old = self._history * keep[self.batch, None, None]
         self._history = torch.cat([old[:, 1:_MEMORY], torch.where(new, move[:, None], 0.0),
@@ -428,7 +434,7 @@ class BatchedLBFGS:
             setattr(self, name, value)
 
     def _direction(self, change: Tensor, good: Tensor) -> Tensor:
-        """[N, 3] the inverse curvature times the forces, in the coordinates of the springs."""
+        """Return the inverse curvature times the forces, in the coordinates of the springs, [N, 3]."""
         forces = self._springs.scaled(self.forces)
         pair = torch.stack([torch.where(good[self.batch, None], change, 0.0), forces], 2)
         products = self._sum(self._history @ pair)
@@ -436,7 +442,9 @@ class BatchedLBFGS:
         self._upper[:, :, -1] = latest[:, :_MEMORY]
         self._changes[:, :, -1] = self._changes[:, -1, :] = latest[:, _MEMORY:]
         along = self._upper.diagonal(dim1=1, dim2=2)
-        upper = self._upper + torch.diag_embed((along == 0).to(along.dtype))  # 1 where there is no step
+        upper = self._upper + torch.diag_embed(
+            (along == 0).to(along.dtype)
+        )  # 1 for missing steps, so that the matrix is regular
         scale = self._scale[:, None]
         solved = torch.linalg.solve_triangular(upper, moves[..., None], upper=True)
         right = along * solved[..., 0] + scale * ((self._changes @ solved)[..., 0] - changes)
@@ -446,7 +454,7 @@ class BatchedLBFGS:
         return step + self._scale[self.batch, None] * forces
 
     def _sum(self, values: Tensor) -> Tensor:
-        """[B, ...] sums over the atoms of each structure."""
+        """Return sums over the atoms of each structure, [B, ...]."""
         return values.new_zeros(len(self.energy), *values.shape[1:]).index_add_(0, self.batch, values)
 
 
@@ -477,7 +485,7 @@ class _Springs:
         self._factors = factors
 
     def _padded(self, values: Tensor, structures: int, most: int) -> Tensor:
-        """[B, n, ...] the rows [N, ...] of atoms with springs, and zeros."""
+        """Return the rows [N, ...] of atoms with springs, padded with zeros to [B, n, ...]."""
         found = values.new_zeros(structures * most, *values.shape[1:])
         return found.index_copy_(0, self._place, values[self._inside]).view(structures, most, *values.shape[1:])
 
@@ -490,20 +498,20 @@ class _Springs:
         return (values * _FIRST**0.5).index_copy_(0, self._inside, rows)
 
     def scaled(self, forces: Tensor) -> Tensor:
-        """[N, 3] forces along u."""
+        """Return the forces along u, [N, 3]."""
         return self._times(self._factors, forces)
 
     def back(self, step: Tensor) -> Tensor:
-        """[N, 3] Å, of steps in u."""
+        """Return the change of the positions for a step in u, [N, 3] Å."""
         return self._times(self._factors.mT, step)
 
 
 def _factors(pos: Tensor, radii: Tensor) -> Tensor:
-    """[B, 3 n, 3 n] W, the inverse of the Cholesky factor of the springs' stiffness.
+    """Return W, the inverse of the Cholesky factor of the springs' stiffness, [B, 3 n, 3 n].
 
     Args:
         pos: [B, n, 3] Å.
-        radii: [B, n] Å; 0: there is no atom.
+        radii: [B, n] Å; 0 for padding.
     """
     count, n = radii.shape
     there = radii > 0
@@ -523,12 +531,12 @@ def _factors(pos: Tensor, radii: Tensor) -> Tensor:
 
 
 def _kept(value: Tensor, index: Tensor, first: float = 0.0) -> Tensor:
-    """Rows of `value`, [n, ...], and `first` where the index is -1."""
+    """Return rows of `value`, [n, ...], and `first` where the index is -1."""
     found = value.new_full((len(index), *value.shape[1:]), first)
     known = (index >= 0).nonzero()[:, 0]
     return found.index_copy_(0, known, value.index_select(0, index[known]))
 
 
 def largest_of(vectors: Tensor, batch: Tensor, structures: int) -> Tensor:
-    """[B] the largest length of the vectors [N, 3] of each structure."""
+    """Return the largest length of the vectors [N, 3] of each structure, [B]."""
     return vectors.new_zeros(structures).scatter_reduce(0, batch, vectors.norm(dim=1), "amax")

@@ -1,6 +1,6 @@
-"""The page of a run: what was done, distributions, failures, pictures of the best structures. One HTML file.
+"""The report of a run as one HTML file: counts, distributions, failures, pictures of the lowest structures.
 
-It is made from the table that a run writes block by block, so that a run which was interrupted has a whole page too.
+It is made from the table that a run writes block by block, so that the report of a resumed run is complete too.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _DISTRIBUTIONS = {
 
 
 def require_plots() -> None:
-    """Raise MissingBackend where matplotlib is not installed."""
+    """Raise MissingBackend if matplotlib is not installed."""
     with needs_extra("plot"):
         import matplotlib  # noqa: F401
 
 
 def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path) -> None:
-    """Write the page.
+    """Write the report.
 
     Args:
-        path: of the HTML file.
-        title: in plain text.
-        rows: the table of the run, CSV: the columns of CSV results and `seconds` of a structure.
-        failed: the list of failures.
-        results: the structures, whose place is that of their row; not read where it is CSV.
+        path: path of the HTML file.
+        title: title as plain text.
+        rows: table of the run, with the columns of CSV results and the `seconds` of each structure.
+        failed: list of failures.
+        results: file of the structures, in the order of the table; not read if it is CSV.
     """
     lowest: dict[str, float] = {}
     columns: dict[str, list[float]] = {name: [] for name in (*_DISTRIBUTIONS, "energy", "seconds", "converged")}
@@ -136,6 +136,6 @@ def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray]) -
         numbers = [f"{columns[key][place]:.3f}" for key in ("energy", "above", "novelty")]
         lines.append([image(picture, name, "structure"), html.escape(name), *numbers])
     return [
-        "<p class=note>By energy above the lowest of the same formula; converged, with the bonds they had.</p>",
+        "<p class=note>By energy above the lowest of the same formula; converged, with unchanged bonds.</p>",
         table(["", "name", "energy (eV)", "above (eV)", "novelty"], lines, escaped=True, left=(0, 1)),
     ]

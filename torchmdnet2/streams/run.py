@@ -1,4 +1,4 @@
-"""relax and score: files and lists of structures through one potential."""
+"""The functions relax and score for files and lists of structures."""
 
 from __future__ import annotations
 
@@ -81,25 +81,25 @@ def relax(
     A structure that fails does not end the run: it has no result, and its error is in the outcome and in the report.
 
     Args:
-        model: path of a .tmn file, name of a potential, or a Potential; of a committee, whose mean is taken, a list of
-            these, names with commas between, or an ensemble.json.
+        model: path of a .tmn file, name of a potential, or a Potential. A committee, whose mean is taken, is a list of
+            these, names separated by commas, or an ensemble.json.
         structures: a file of SDF, SMILES, extended XYZ or another format of ASE; or one or several `ase.Atoms`.
             FixAtoms is kept.
-        output: an .sdf, .xyz, .csv or .h5 file. Failures are listed beside it in `OUT.failed.txt`. A run that was
-            killed goes on after the last complete block when it is called again.
-        fmax: eV/Å, the largest force at which a structure has converged.
-        steps: most steps of each.
-        conformers: how many RDKit makes of each molecule by distance geometry; None: one of a SMILES, and the
-            structures of other files are taken unchanged.
-        ranking: which of these are kept; default: those within 0.26 eV of the lowest, without duplicates.
-        seed: of the distance geometry.
-        cell: relax the cells too, at zero pressure; one structure after another, by ASE. Otherwise cells are fixed.
-        devices: "auto" (the first GPU, else the CPU), "all", or names ("cuda:0,cuda:1", "cpu"): a process for each.
+        output: an .sdf, .xyz, .csv or .h5 file. Failures are listed beside it in `OUT.failed.txt`. The same call
+            continues a run that was killed after its last complete block.
+        fmax: largest force of a converged structure, eV/Å.
+        steps: largest number of steps of each structure.
+        conformers: number of conformers that RDKit makes of each molecule by distance geometry. None makes one for a
+            SMILES and takes structures of other files unchanged.
+        ranking: choice of the conformers to keep; default: those within 0.26 eV of the lowest, without duplicates.
+        seed: seed of the distance geometry.
+        cell: relax the cells too, at zero pressure, by ASE and one structure after another. Otherwise cells are fixed.
+        devices: "auto" (the first GPU, else the CPU), "all", or names ("cuda:0,cuda:1", "cpu"); each has a process.
         dtype: floating-point type of the network; None: as stored.
-        allow_untrained_charge: take total charges that the model was not trained on, with a warning.
-        coulomb: how Coulomb energies over all pairs are summed in cells, "pme" or "dsf", as of `torchmdnet2.load`;
-            None: "pme", or what a Potential that is given has.
-        level: level of theory, of a model that was trained on several; None: its default.
+        allow_untrained_charge: accept total charges that the model was not trained on, with a warning.
+        coulomb: method for Coulomb sums over all pairs in cells, "pme" or "dsf", as for `torchmdnet2.load`; None takes
+            "pme", or the method of a given Potential.
+        level: level of theory, for a model that was trained on several; None takes its default.
         block: records that are computed, written and, after a kill, repeated together; default: 128 for each
             process on CPUs, 1024 to 4096 on GPUs, fewer with conformers.
         report: also write a page, `OUT.html`, with distributions, failures and pictures of the lowest structures.
@@ -126,11 +126,11 @@ def relax(
     members = _members(model)
     opening = _checked(members, Opening(dtype, allow_untrained_charge, coulomb, level))
     if cell and len(members) > 1:
-        raise BadConfig("cells are relaxed with one model, not with several")
+        raise BadConfig("cell: cells are relaxed with one model, not with several")
     if cell and conformers is not None:
         raise BadConfig("cell and conformers: conformers are molecules, which have no cell")
     if ranking is not None and conformers is None:
-        raise BadConfig("window, rmsd and keep choose among conformers, and none are made: give conformers too")
+        raise BadConfig("window, rmsd and keep choose among conformers, but none are made: give conformers too")
     ranking = (ranking or Ranking()) if conformers is not None else None
     options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
     names = _devices(devices, model, dask)
@@ -160,33 +160,33 @@ def score(
     dask: str | Client | None = None,
     console: Console | None = None,
 ) -> list[Outcome]:
-    """Energies, forces, charges and novelty of many structures.
+    """Compute energies, forces, charges and novelty of many structures.
 
     Args:
         model: as for `relax`.
         structures: as for `relax`.
         output: as for `relax`.
-        novelty: compute the novelty too, of calibrated models.
+        novelty: compute the novelty too, with calibrated models.
         seed: as for `relax`.
         devices: as for `relax`.
         dtype: as for `relax`.
         allow_untrained_charge: as for `relax`.
         coulomb: as for `relax`.
         level: as for `relax`.
-        block: records that are computed, written and, after a kill, repeated together; default: 1024.
+        block: number of records that are computed and written together, and repeated after a kill; default: 1024.
         report: as for `relax`.
         dask: as for `relax`.
         console: as for `relax`.
 
     Returns:
-        As `relax`: the `info` of a structure has energy (eV), largest_force (eV/Å) and novelty, its `arrays` have
-        forces [N, 3] (eV/Å) and, where the model has them, charges [N] (e).
+        As for `relax`. The `info` of a structure has energy (eV), largest_force (eV/Å) and novelty; its `arrays` have
+        forces [N, 3] (eV/Å) and, if the model predicts them, charges [N] (e).
 
     Raises:
         BadConfig: an option is not valid.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: a file does not exist.
         MissingBackend: a package is not installed, as for `relax`.
-        BadData: with an output, there are no structures in the input, or all of them fail.
+        BadData: with an output: the input has no structures, or all of them fail.
     """
     structures = _several(structures)
     source = _Source(structures, None, seed)
@@ -204,19 +204,19 @@ def score(
 
 
 def _several(structures: Any) -> Any:
-    """The structures: a single one is iterated over its atoms otherwise."""
+    """Return the structures as a sequence, since a single `Atoms` would be iterated over its atoms."""
     return [structures] if hasattr(structures, "get_positions") else structures
 
 
 def _members(model: Model) -> list[str | Potential]:
-    """The models, by paths that are the same from every folder: processes elsewhere have another one."""
+    """Return the models, by absolute paths, since other processes may have another current folder."""
     if isinstance(model, str | os.PathLike):
         return [str(Path(name).resolve()) if Path(name).is_file() else name for name in model_files(model)]
     return [model] if isinstance(model, Potential) else [member for each in model for member in _members(each)]
 
 
 class Opening(NamedTuple):
-    """How models are opened; arguments of `relax`."""
+    """Options with which models are opened; arguments of `relax`."""
 
     dtype: torch.dtype | str | None
     allow_untrained_charge: bool
@@ -228,7 +228,7 @@ class Opening(NamedTuple):
 
 
 def _checked(models: Sequence[str | Potential], opening: Opening) -> Opening:
-    """Raise, before files are written and processes begun, what opening the models would raise there."""
+    """Open the models before files are written and processes are started, so that errors come at once."""
     for model in models:
         opening(model)
     return opening
@@ -248,12 +248,12 @@ def _worker(
 
 @dataclass(frozen=True)
 class _Stages:
-    """What happens to a block of records, one after the other; each can be sent to another process.
+    """The stages of a block of records; each can run in another process.
 
     Attributes:
-        prepare: parses records and makes conformers; gives what `setup` takes.
-        setup: makes what computes them on a device, into `Results`.
-        finish: makes of the results what is kept: text, or structures.
+        prepare: function that parses records and makes conformers.
+        setup: function that returns, for a device, the function that computes prepared records into `Results`.
+        finish: function that converts results into text or structures.
     """
 
     prepare: Callable[[list[Record]], Any]
@@ -261,7 +261,7 @@ class _Stages:
     finish: Callable[[Results], Any] = methodcaller("outcomes")
 
     def whole(self, device: str) -> Work:
-        """All stages, on a device."""
+        """Return all stages as one function on a device."""
         work = self.setup(device)
         return lambda records: self.finish(work(self.prepare(records)))
 
@@ -280,14 +280,14 @@ def _side_by_side(preparation: Preparation, records: list[Record]) -> Block:
 
 
 def devices_of(names: str | Sequence[str]) -> list[str]:
-    """One name for each process.
+    """Return a device for each process.
 
     Args:
-        names: "auto", "all", or names, as a list or with commas between.
+        names: "auto", "all", or names, as a list or separated by commas.
 
     Raises:
-        BadConfig: there are none.
-        ValueError: one cannot be used here.
+        BadConfig: no name is given.
+        ValueError: a device cannot be used here.
     """
     if isinstance(names, str):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -297,12 +297,12 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
             return [f"cuda:{k}" for k in range(count)] or ["cpu"] * usable_cores()
         names = [name.strip() for name in names.split(",") if name.strip()]
     if not names:
-        raise BadConfig("devices: name at least one")
+        raise BadConfig("devices: name at least one device")
     return [str(device_of(name)) for name in names]
 
 
 def _devices(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
-    """As `devices_of`; of a cluster, the name that each worker looks up."""
+    """As `devices_of`; for a cluster, the name that each worker resolves."""
     if dask is None:
         return devices_of(names)
     if any(isinstance(member, Potential) for member in _members(model)):
@@ -313,7 +313,7 @@ def _devices(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
 
 
 def _identity(thing: Any) -> Any:
-    """What tells a file from another one or from a later version."""
+    """Return data that distinguish a file from other files and later versions."""
     if isinstance(thing, str | os.PathLike) and Path(thing).is_file():
         facts = Path(thing).stat()
         return [str(Path(thing).resolve()), facts.st_size, facts.st_mtime_ns]
@@ -331,12 +331,12 @@ class _Source:
         self.has_bonds = any(part in suffix for part in _BONDS)
         smiles = ".smi" in suffix
         if conformers is not None and not self.has_bonds:
-            raise BadConfig("conformers are made of molecules with bonds: give SMILES or an SDF")
+            raise BadConfig("conformers need molecules with bonds: give SMILES or an SDF")
         if smiles or conformers is not None:
             require_rdkit()
         #: Whether conformers are made.
         self.embeds = smiles or conformers is not None
-        #: Whether processes beside the GPU's are worth their start.
+        #: True if the input is so large that further processes beside the GPU's save time.
         self.takes_long = self.embeds or (self.file is not None and self.file.size > _LARGE)
 
     @property
@@ -344,7 +344,7 @@ class _Source:
         return self.file.fraction if self.file is not None else 0.0
 
     def blocks(self, first: int, size: int) -> Iterator[list[Record]]:
-        """Blocks of so many records, from the one of this number on."""
+        """Yield blocks of `size` records, beginning with record number `first`."""
         found: Iterable[Record]
         if self.file is not None:
             found = self.file.unparsed()
@@ -361,14 +361,14 @@ def _through(
     slow: bool,
     dask: str | Client | None,
 ) -> Iterator[Any]:
-    """What the stages give for each block, in order.
+    """Yield the result of all stages for each block, in order.
 
     Args:
-        blocks: of records, not parsed.
-        stages: of each block.
-        devices, dask: as of `devices_pool`.
-        helpers: processes that prepare and finish; without any, what computes a block does that too.
-        slow: whether conformers are made, which is left to the helpers.
+        blocks: blocks of records that are not parsed.
+        stages: stages of each block.
+        devices, dask: as for `devices_pool`.
+        helpers: number of processes that prepare and finish; with 0, the process that computes a block does all.
+        slow: True if conformers are made, which is left to the helpers.
     """
     if not helpers:
         with devices_pool(stages.whole, devices, dask) as pool:
@@ -384,9 +384,9 @@ class _Written:
     """A block of results as text.
 
     Attributes:
-        records, structures, failed, unconverged: how many there are.
-        results, failures: of the files.
-        rows: of the table of the report.
+        records, structures, failed, unconverged: numbers of these.
+        results, failures: text for the files.
+        rows: text for the table of the report.
     """
 
     records: int
@@ -418,12 +418,12 @@ def _stream(
     report: bool,
     dask: str | Client | None,
 ) -> list[Outcome]:
-    """All records through the devices, to the output or, without one, into a list."""
-    on_gpu = dask is None and devices[0] != "cpu"  # what computes on CPUs prepares too
+    """Compute all records, into the output or, without one, into a list."""
+    on_gpu = dask is None and devices[0] != "cpu"  # on CPUs, the process that computes a block prepares it too
     helpers = max(2, min(_HELPERS, usable_cores() - len(devices))) if on_gpu and source.takes_long else 0
     if output is None:
         if report:
-            raise BadConfig("report: the page is written beside the output, and none is given")
+            raise BadConfig("report: the report is written beside the output, but no output is given")
         found = _through(source.blocks(0, block), stages, devices, helpers, source.embeds, dask)
         return [outcome for outcomes in found for outcome in outcomes]
     path = Path(output)
@@ -438,7 +438,7 @@ def _stream(
     journal = Journal(path, [results, failed, *([rows] if report else [])], {**job, "report": report})
     finished, first, summary = False, journal.done, Summary()
     if first and console is not None:
-        console.print(f"{path}: goes on after {first} records", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
     status = console.status("") if console is not None else nullcontext()
     try:
         with status:
@@ -466,7 +466,7 @@ def _stream(
     if not reason:
         failed.unlink()
     if not journal.done:
-        raise BadData("there are no structures in the input")
+        raise BadData("the input has no structures")
     if not (first or summary.structures):
         raise BadData(f"none of {summary.records} records could be computed, see {failed}; {reason}")
     if console is not None:
@@ -478,7 +478,7 @@ def _stream(
 
 
 def _title(path: Path, job: dict[str, Any]) -> str:
-    """Of a report: the files and models, as `_identity` gives them."""
+    """Return the title of a report from the files and models, which `_identity` gave."""
     model, source = (
         ", ".join(Path(one if isinstance(one, str) else one[0]).name for one in each)
         for each in (job["model"], [job["input"]])
@@ -487,7 +487,7 @@ def _title(path: Path, job: dict[str, Any]) -> str:
 
 
 def _failures(record: Record, errors: Sequence[str]) -> str:
-    """A line for each kind of failure of a record."""
+    """Return a line for each kind of failure of a record."""
     counts = Counter(errors)
     return "".join(
         f"{record}: {error}{f' ({count} conformers)' if count > 1 else ''}\n" for error, count in counts.items()
@@ -502,18 +502,18 @@ class Summary:
         self._began = self._last = time.monotonic()
 
     def add(self, written: _Written) -> float:
-        """Count those of a block; returns its time divided by the number of structures, s."""
+        """Add the counts of a block; return its time divided by the number of structures, s."""
         before, self._last = self._last, time.monotonic()
         for name in ("records", "structures", "failed", "unconverged"):
             setattr(self, name, getattr(self, name) + getattr(written, name))
         return (self._last - before) / max(1, written.structures)
 
     def words(self, fraction: float, before: int) -> str:
-        """A line with what is done, the rate and the time left.
+        """Return a line with counts, the rate and the time left.
 
         Args:
-            fraction: of the input that was read; 0: not known.
-            before: records that an earlier run had done.
+            fraction: part of the input that has been read; 0 if unknown.
+            before: number of records from an earlier run.
         """
         seconds = max(time.monotonic() - self._began, 1e-9)
         text = f"{self.records} records, {self.structures} structures, {self.records / seconds:.3g} records/s"

@@ -1,7 +1,7 @@
-"""Energies, forces, charges and novelty of many structures, which are arrays from the file to the results.
+"""Energies, forces, charges and novelty of many structures, which are kept as arrays.
 
-A structure is an ase.Atoms only while its record is parsed. A thousand of them are then a few arrays, which go to other
-processes and to the device at little cost.
+A structure is an ase.Atoms only while its record is parsed. A thousand structures then are a few arrays, which are sent
+quickly to other processes and to the device.
 
 Shapes: B structures of a block, N atoms of all of them.
 """
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "Scorer"]
 
-_TOGETHER = 1024  # structures whose elements and charges are checked at once
-_SMALLEST, _LARGEST = 16384, 65536  # atoms of a batch on a GPU
+_TOGETHER = 1024  # number of structures whose elements and charges are checked at once
+_SMALLEST, _LARGEST = 16384, 65536  # limits of the number of atoms in a batch on a GPU
 
 
 @dataclass(eq=False)
 class Block(Results):
-    """The structures of some records, side by side, and what was found for them.
+    """The structures of some records as arrays, and their results.
 
     Attributes:
-        records: without their structures.
-        errors: of each record, lines that say why a structure has no result.
-        owners: [B] place of the record that each structure is of.
-        infos: of each structure, its entries that are single values.
-        numbers: [N]; positions: [N, 3] Å.
-        firsts: [B + 1] the first atom of each structure.
-        cell: [B, 3, 3] Å; pbc: [B, 3]; charge: [B] e; spin: [B].
-        found: values of structures, [B], by the name of the property.
-        forces: [N, 3] eV/Å; charges: [N] e, None where the model has none.
-        done: [B] whether there is a result.
-        flaws: [B] what no potential can evaluate, as atoms that overlap; "" of sound structures.
+        records: the records, without their structures.
+        errors: for each record, lines that say why structures have no result.
+        owners: [B] position of the record of each structure.
+        infos: for each structure, its entries that are single values.
+        numbers: [N] atomic numbers; positions: [N, 3] Å.
+        firsts: [B + 1] first atom of each structure.
+        cell: [B, 3, 3] Å; pbc: [B, 3]; charge: [B] e; spin: [B] multiplicity.
+        found: name of a property -> values of the structures, [B].
+        forces: [N, 3] eV/Å; charges: [N] e, None if the model has none.
+        done: [B] True for structures with a result.
+        flaws: [B] the reason why no potential can evaluate a structure, such as atoms that overlap; else "".
     """
 
     records: list[Record]
@@ -72,7 +72,7 @@ class Block(Results):
 
     @classmethod
     def of(cls, records: list[Record]) -> Block:
-        """The structures that the records have; those that no model could evaluate are errors."""
+        """Return the structures of records; structures that no model can evaluate become errors."""
         errors = [[record.error] if record.error else [] for record in records]
         owners, infos, kept, states = [], [], [], []
         for k, record in enumerate(records):
@@ -107,24 +107,24 @@ class Block(Results):
 
     @property
     def sizes(self) -> NDArray:
-        """[B] number of atoms."""
+        """Number of atoms of each structure, [B]."""
         return np.diff(self.firsts)
 
     def _atoms(self, chosen: Sequence[int]) -> NDArray:
-        """[N] which atoms belong to structures."""
+        """Return the indices of the atoms of structures."""
         mask = np.zeros(len(self), bool)
         mask[chosen] = True
         return np.repeat(mask, self.sizes)
 
     def system(self, chosen: Sequence[int]) -> System:
-        """Structures, in ascending order, as one batch on the CPU in float64."""
+        """Return structures, given in ascending order, as one batch on the CPU in float64."""
         atoms, sizes = self._atoms(chosen), self.sizes[chosen]
         arrays = (self.numbers[atoms], self.positions[atoms], np.repeat(np.arange(len(chosen)), sizes),
                   self.cell[chosen], self.pbc[chosen], self.charge[chosen], self.spin[chosen])  # fmt: skip
         return System(*map(torch.from_numpy, arrays))
 
     def take(self, chosen: Sequence[int], result: Result) -> None:
-        """Keep the results of structures, in ascending order; those without a finite energy are errors."""
+        """Store the results of structures, given in ascending order; an energy that is not finite is an error."""
         atoms, count = self._atoms(chosen), len(chosen)
 
         def array(value: torch.Tensor, size: int) -> NDArray:
@@ -151,11 +151,11 @@ class Block(Results):
                 self.fail(k, "its energy is not finite")
 
     def keep(self, name: str, chosen: Sequence[int], values: NDArray) -> None:
-        """Keep a property of structures."""
+        """Store a property of structures."""
         self.found.setdefault(name, np.full(len(self), np.nan))[chosen] = values
 
     def usable(self, check: Callable[[System], Any]) -> list[int]:
-        """Structures that a check accepts and that are sound; the others become errors of their records."""
+        """Return the structures without flaws that a check accepts; the others become errors of their records."""
         refused = refusals(range(len(self)), lambda part: check(self.system(part)), _TOGETHER)
         errors = [reason(error) if error else flaw for error, flaw in zip(refused, self.flaws, strict=True)]
         for k, error in enumerate(errors):
@@ -168,12 +168,12 @@ class Block(Results):
         self.errors[self.owners[structure]].append(error)
 
     def _properties(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each structure that has a result, and what is known of it as a whole."""
+        """Yield each structure that has a result, with its properties as a whole."""
         chosen = np.flatnonzero(self.done)
         if not len(chosen):
             return
         norms = np.linalg.norm(self.forces, axis=1)
-        largest = np.maximum.reduceat(norms, self.firsts[:-1])  # no structure is without atoms
+        largest = np.maximum.reduceat(norms, self.firsts[:-1])  # every structure has atoms
         values = {"energy": self.found["energy"], "largest_force": largest, **self.found}
         columns = [(name, value.tolist()) for name, value in values.items()]
         for k in chosen.tolist():
@@ -221,7 +221,7 @@ class Block(Results):
         return found
 
     def _xyz(self) -> Iterator[str]:
-        """Frames of extended XYZ, as ASE writes them."""
+        """Yield frames of extended XYZ in ASE's form."""
         from ase.io.extxyz import key_val_dict_to_str
 
         columns = [self.positions, self.forces, *([] if self.charges is None else [self.charges[:, None]])]
@@ -249,18 +249,18 @@ def _formula(numbers: bytes) -> str:
 
 
 class Scorer(Worker[BatchOptions]):
-    """Energies, forces and charges of blocks of records."""
+    """Computes energies, forces and charges of blocks of records."""
 
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
         return self.score(Block.of(list(records))).outcomes()
 
     def score(self, block: Block) -> Block:
-        """Give a block its results."""
+        """Return a block with its results."""
         usable = block.usable(self.check)
         if not usable:
             return block
         sizes = block.sizes[usable]
-        # on a GPU, a block in one batch: a call of the Evaluator takes as long for the host whatever its size
+        # on a GPU a block is one batch, since the host's time for a call of the Evaluator does not depend on its size
         most = None if self.potential.device.type == "cpu" else int(np.clip(1.1 * sizes.sum(), _SMALLEST, _LARGEST))
         room = self.room(int(sizes.max()), most)
 
