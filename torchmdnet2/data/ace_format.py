@@ -9,7 +9,7 @@ formation_energies [S], forces, partial_charges [S, N], dipole_moments [S, 3]}. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from ..system import System
 from .check import check_batch
 from .dataset import Sample
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
-from .labels import LABELS, checked_keys, label_factors, label_names
+from .labels import LABELS, Names, checked_keys, label_factors, label_names
 from .reader import Chunk, Reader, register_format
 
 if TYPE_CHECKING:
@@ -68,12 +68,7 @@ class AceReader(Reader):
         super().require(variant)
         load_h5py()
 
-    def __init__(
-        self,
-        path: str | PathLike,
-        keys: Mapping[str, str | None] | None = None,
-        units: Mapping[str, str | None] | None = None,
-    ):
+    def __init__(self, path: str | PathLike, keys: Names = None, units: Names = None):
         self.path, self.files = str(path), [str(path)]
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no data file {self.path}")

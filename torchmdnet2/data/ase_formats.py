@@ -35,6 +35,7 @@ from .labels import (
     CONFIG_TYPE,
     GROUP,
     LABELS,
+    Names,
     checked_keys,
     extra_spin,
     full_tensor,
@@ -66,13 +67,7 @@ class FrameReader(Reader):
 
     default_units: ClassVar[Mapping[str, str]] = {"energy": "eV", "length": "angstrom"}
 
-    def __init__(
-        self,
-        path: str | PathLike,
-        keys: Mapping[str, str | None] | None = None,
-        units: Mapping[str, str | None] | None = None,
-        variant: str | None = None,
-    ):
+    def __init__(self, path: str | PathLike, keys: Names = None, units: Names = None, variant: str | None = None):
         self.path, self.files = str(path), files_in(str(path))
         self._variant: Any = variant
         if not Path(path).exists():
@@ -250,7 +245,7 @@ class AseReader(FrameReader):
     extensions: ClassVar[tuple[str, ...]] = ("sdf", "mol", "pdb")
 
     @classmethod
-    def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
+    def files_of(cls, paths: Sequence[str], keys: Names) -> list[str]:
         return [found for file in super().files_of(paths, keys) for found in (file, *files_beside(file))]
 
     @classmethod
@@ -318,8 +313,8 @@ class AseDataset(LoadedDataset):
     def __init__(
         self,
         path: str | PathLike,
-        keys: Mapping[str, str | None] | None = None,
-        units: Mapping[str, str | None] | None = None,
+        keys: Names = None,
+        units: Names = None,
         format: str | None = None,
         require_keys: bool = True,
     ):
@@ -366,7 +361,7 @@ def _shaped(name: str, value: np.ndarray, num_atoms: int) -> np.ndarray:
     return value
 
 
-def _given(units: Mapping[str, str | None] | None) -> dict[str, str]:
+def _given(units: Names) -> dict[str, str]:
     return {name: unit for name, unit in (units or {}).items() if unit is not None}
 
 

@@ -7,7 +7,7 @@ NAME-1.restart gives total charge and multiplicity, and the cell if NAME-1.cell 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import BadData
 from .ase_formats import FrameReader
 from .extxyz import Frame, numbers_of
+from .labels import Names
 from .program_texts import program_statements
 from .reader import register_format
 
@@ -48,7 +49,7 @@ class Cp2kReader(FrameReader):
         return ("none",)
 
     @classmethod
-    def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
+    def files_of(cls, paths: Sequence[str], keys: Names) -> list[str]:
         others = (_beside(path, kind) for path in paths for kind in ("frc", "cell", "stress", "restart"))
         return [*paths, *(str(other) for other in others if other.is_file())]
 

@@ -21,7 +21,7 @@ from ..core.stated import Statement, agreed
 from ..errors import BadData, MissingBackend, StructureWarning
 from .ase_formats import FrameReader
 from .extxyz import Frame
-from .labels import label_factors
+from .labels import Names, label_factors
 from .program_texts import program_statements, states_charges
 from .reader import register_format
 
@@ -51,13 +51,7 @@ class DpdataReader(FrameReader):
 
     folders = True
 
-    def __init__(
-        self,
-        path: str | PathLike,
-        keys: Mapping[str, str | None] | None = None,
-        units: Mapping[str, str | None] | None = None,
-        variant: str = "",
-    ):
+    def __init__(self, path: str | PathLike, keys: Names = None, units: Names = None, variant: str = ""):
         super().__init__(path, keys, units, variant)
         stated = label_factors(self.default_units, self.path)
         if not variant.startswith("deepmd") and any(stated.get(k, f) != f for k, f in self._factors.items()):

@@ -49,6 +49,7 @@ from .dataset import Dataset, Sample, checked_index, collate
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import (
     LABELS,
+    Names,
     any_factor,
     checked_keys,
     extra_spin,
@@ -155,13 +156,7 @@ class HDF5Dataset(Dataset, Reader):
 
     extensions = ("h5", "hdf5")
 
-    def __init__(
-        self,
-        path: str | PathLike,
-        keys: Mapping[str, str | None] | None = None,
-        units: Mapping[str, str | None] | None = None,
-        require_keys: bool = True,
-    ):
+    def __init__(self, path: str | PathLike, keys: Names = None, units: Names = None, require_keys: bool = True):
         self.path, self.files = str(path), [str(path)]
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no data file {self.path}")
@@ -198,13 +193,7 @@ class HDF5Dataset(Dataset, Reader):
         load_h5py()
 
     @classmethod
-    def readers(
-        cls,
-        paths: Sequence[str],
-        keys: Mapping[str, str | None] | None,
-        units: Mapping[str, str | None] | None,
-        variant: str | None,
-    ) -> list[Reader]:
+    def readers(cls, paths: Sequence[str], keys: Names, units: Names, variant: str | None) -> list[Reader]:
         return [AceReader(p, keys, units) if is_ace(p) else cls(p, keys, units, require_keys=False) for p in paths]
 
     # --- content of the file -------------------------------------------------------------------------------------

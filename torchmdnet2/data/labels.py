@@ -19,9 +19,9 @@ from ..system import System
 from ..units import OWN_UNITS, UNITS, factor
 
 __all__ = [
-    "CONFIG_TYPE", "GROUP", "LABELS", "LEVEL", "SHAPES", "LabelShape", "LabelSpec", "any_factor", "checked_keys",
-    "extra_spin", "full_tensor", "key_names", "kind_code", "label_factors", "label_names", "missing_key", "stated_key",
-    "stress_of", "structure_keys", "unit_names",
+    "CONFIG_TYPE", "GROUP", "LABELS", "LEVEL", "SHAPES", "LabelShape", "LabelSpec", "Names", "any_factor",
+    "checked_keys", "extra_spin", "full_tensor", "key_names", "kind_code", "label_factors", "label_names",
+    "missing_key", "stated_key", "stress_of", "structure_keys", "unit_names",
 ]  # fmt: skip
 
 
@@ -33,6 +33,9 @@ GROUP = "scalar:group"
 
 LEVEL = "scalar:level"
 """The label of frames of several levels of theory: the place of their level in a list of names."""
+
+Names = Mapping[str, str | None] | None
+"""Arguments `keys` and `units`: label or quantity -> its name in the file, or its unit; None: the usual ones."""
 
 _WHOLE = 2**31
 
@@ -189,7 +192,7 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
     return asked
 
 
-def structure_keys(keys: Mapping[str, str | None] | None) -> tuple[dict[str, str | None] | None, dict[str, str]]:
+def structure_keys(keys: Names) -> tuple[dict[str, str | None] | None, dict[str, str]]:
     """Return the keys of labels, and the keys of structures as {"z": …, "pos": …}."""
     names = {"numbers": "z", "positions": "pos"}
     given = {names[name]: key for name, key in (keys or {}).items() if name in names and key is not None}

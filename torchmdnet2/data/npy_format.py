@@ -23,6 +23,7 @@ from .check import check_batch
 from .dataset import Sample
 from .labels import (
     LABELS,
+    Names,
     checked_keys,
     extra_spin,
     full_tensor,
@@ -171,9 +172,7 @@ class NpyReader(ArrayReader):
 
     extensions = ("npy",)
 
-    def __init__(
-        self, coordinates: Sequence[str], keys: Mapping[str, str | None] | None, units: Mapping[str, str | None] | None
-    ):
+    def __init__(self, coordinates: Sequence[str], keys: Names, units: Names):
         self.path = coordinates[0] if len(coordinates) == 1 else f"{coordinates[0]} … {coordinates[-1]}"
         patterns = {name: pattern for name, pattern in (keys or {}).items() if pattern is not None}
         if "numbers" not in patterns:
@@ -188,17 +187,11 @@ class NpyReader(ArrayReader):
         self.files = [file for files in self._sets.values() for file in files]
 
     @classmethod
-    def readers(
-        cls,
-        paths: Sequence[str],
-        keys: Mapping[str, str | None] | None,
-        units: Mapping[str, str | None] | None,
-        variant: str | None,
-    ) -> list[Reader]:
+    def readers(cls, paths: Sequence[str], keys: Names, units: Names, variant: str | None) -> list[Reader]:
         return [cls(paths, keys, units)]  # the files of each quantity belong together
 
     @classmethod
-    def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
+    def files_of(cls, paths: Sequence[str], keys: Names) -> list[str]:
         patterns = [pattern for pattern in (keys or {}).values() if pattern]
         return [*paths, *(file for pattern in patterns for file in sorted(glob.glob(pattern, recursive=True)))]
 
@@ -260,9 +253,7 @@ class NpzReader(ArrayReader):
 
     extensions = ("npz",)
 
-    def __init__(
-        self, path: str, keys: Mapping[str, str | None] | None = None, units: Mapping[str, str | None] | None = None
-    ):
+    def __init__(self, path: str, keys: Names = None, units: Names = None):
         self.path, self.files = str(path), [str(path)]
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no data file {self.path}")

@@ -34,7 +34,7 @@ from ..registry import FORMATS, did_you_mean
 from ..system import System
 from .check import check_batch, check_sample
 from .dataset import Dataset, Sample, checked_index, collate, select
-from .labels import label_names, missing_key
+from .labels import Names, label_names, missing_key
 
 __all__ = [
     "FORMATS",
@@ -125,19 +125,13 @@ class Reader(ABC):
             raise BadData(f"unknown data format '{name}/{variant}'{hint} {name} reads {', '.join(sorted(variants))}")
 
     @classmethod
-    def readers(
-        cls,
-        paths: Sequence[str],
-        keys: Mapping[str, str | None] | None,
-        units: Mapping[str, str | None] | None,
-        variant: str | None,
-    ) -> list[Reader]:
+    def readers(cls, paths: Sequence[str], keys: Names, units: Names, variant: str | None) -> list[Reader]:
         """Return the readers of some paths: one for each path, unless files belong together."""
         more = {} if variant is None else {"variant": variant}
         return [cls(path, keys, units, **more) for path in paths]  # type: ignore[call-arg]
 
     @classmethod
-    def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
+    def files_of(cls, paths: Sequence[str], keys: Names) -> list[str]:
         """Return all files that are read for these paths."""
         return [file for path in paths for file in files_in(path)]
 
@@ -389,12 +383,7 @@ def _guess(path: str) -> str:
     return f", as in data.format: {found} (--format {found})" if found in ioformats else " (data.format, --format)"
 
 
-def make_readers(
-    paths: Sequence[str],
-    keys: Mapping[str, str | None] | None,
-    units: Mapping[str, str | None] | None,
-    formats: Sequence[Format],
-) -> list[Reader]:
+def make_readers(paths: Sequence[str], keys: Names, units: Names, formats: Sequence[Format]) -> list[Reader]:
     """Return readers of files, in order, each of the format of its file."""
     made: list[Reader] = []
     for chosen, group in groupby(zip(paths, formats, strict=True), key=lambda pair: pair[1]):
