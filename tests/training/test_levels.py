@@ -90,7 +90,7 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
         assert atoms.get_potential_energy() == pytest.approx(float(result[0].energy), abs=1e-9)
     with pytest.raises(ValueError, match=r"no level 'C'.*It has A/TZ\(1\.0\), B"):
         torchmdnet2.load(path, level="C")
-    with pytest.raises(ValueError, match="one level of theory, B, and 'A' is asked for"):
+    with pytest.raises(ValueError, match="a single level of theory, B, but 'A' is requested"):
         torchmdnet2.load(tmp_path / "one.tmn", level="A")
 
 

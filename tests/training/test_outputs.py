@@ -192,7 +192,7 @@ def test_charges_are_declared():
     assert "charges" in TorchMDNet2Calculator(potential).implemented_properties
     plain = Plain()
     plain.outputs = (CHARGES,)
-    with pytest.raises(ValueError, match="Plain declares charges and predicts none"):
+    with pytest.raises(ValueError, match="Plain declares charges but predicts none"):
         Potential(plain, ScalarHead(8)).eval()(system)
 
 

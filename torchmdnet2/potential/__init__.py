@@ -1,4 +1,4 @@
-"""Potentials: energies, forces and stress of structures; priors, refusals, novelty, domains."""
+"""Potentials: energies, forces and stress of structures, with priors, refusals, levels of theory and novelty."""
 
 from .potential import Potential, Result
 

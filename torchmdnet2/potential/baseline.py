@@ -1,4 +1,4 @@
-"""Another potential as a prior: the network learns what it misses (delta learning)."""
+"""Another potential as a prior, for delta learning: the network learns the difference of the labels from it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Baseline"]
 
 @PRIORS.register("baseline")
 class Baseline(Prior):
-    """A potential that is added unchanged and that training does not change; its weights are kept with the model.
+    """A potential that is added to the network and that training does not change. Its weights are stored in the model.
 
     In a training configuration: {name: baseline, file: cheap.tmn}.
 
     Args:
-        potential: its configuration, as `Potential.from_config` takes it.
+        potential: configuration of the potential, as for `Potential.from_config`.
     """
 
     def __init__(self, potential: Mapping[str, Any]):
@@ -36,9 +36,9 @@ class Baseline(Prior):
         self.repels = any(prior.repels for prior in self.potential.priors)  # type: ignore[union-attr]
 
     def check(self, system: System) -> None:
-        """Raise what the potential raises for structures that it cannot evaluate.
+        """Raise the potential's errors for structures that it cannot evaluate.
 
-        Of any charge: which ones are known is stated by the potential that was trained on top of this one.
+        Total charges are not checked, since the potential that contains this prior states which ones it knows.
         """
         self.potential.check(system, charge=False)
 
@@ -51,7 +51,7 @@ class Baseline(Prior):
         return part
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
-        """[N] energies of the atoms in eV, by the other potential."""
+        """Return the energies of the atoms from the other potential, [N] eV."""
         assert neighbors is not None
         energies = self.potential.atom_energies(system, neighbors)[0]
         return energies + (self.potential.energy_shift / system.atom_counts.clamp(min=1))[system.batch]

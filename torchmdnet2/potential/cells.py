@@ -1,4 +1,4 @@
-"""Periodic structures, for potentials that sum over all pairs of a molecule: another sum in cells, batches of both.
+"""Periodic structures in potentials that sum over all pairs of a molecule: other sums in cells, and mixed batches.
 
 Shapes: N atoms, B structures.
 """
@@ -18,48 +18,48 @@ __all__ = ["CoulombInCells", "Portion", "coulomb_in_cells", "divided", "evaluate
 
 
 CoulombInCells = Literal["pme", "dsf"]
-"""How Coulomb energies over all pairs are summed in periodic cells."""
+"""Methods for Coulomb sums over all pairs in periodic cells."""
 
 
 class _InCells(Protocol):
-    """A Potential; its module imports this one."""
+    """The part of a Potential that is used here; its module imports this one."""
 
     def in_cells(self, coulomb: CoulombInCells | None = None) -> Any: ...
 
 
 def coulomb_in_cells(name: str, potential: _InCells | None = None) -> CoulombInCells:
-    """The same, checked.
+    """Return the name of a sum after a check.
 
     Args:
-        name: of the sum.
-        potential: that is to use it, in evaluation mode.
+        name: name of the sum.
+        potential: the potential that will use it, in evaluation mode.
 
     Raises:
-        ValueError: there is no such sum, or the potential has nothing that it could act on.
+        ValueError: there is no such sum, or it would have no effect on the potential.
     """
     if name not in get_args(CoulombInCells):
         raise ValueError(f"coulomb must be 'pme' (particle-mesh Ewald) or 'dsf' (damped shifted force), got {name!r}")
     if potential is not None and name != "pme" and potential.in_cells("dsf") is potential:
         raise ValueError(
-            f"coulomb='{name}' has no effect: this model has no Coulomb energy over all pairs of a molecule, which it "
-            "would sum in another way in cells; leave it out"
+            f"coulomb='{name}' has no effect: this model has no Coulomb energy over all pairs of a molecule, for which "
+            "cells need another sum; leave it out"
         )
     return name  # type: ignore[return-value]
 
 
 def require_cells(coulomb: str | None, pbc: Iterable[Any]) -> None:
-    """Refuse another sum than the default where no structure is periodic.
+    """Refuse a given sum if no structure is periodic.
 
     Args:
-        coulomb: as a user gives it; None: not at all.
-        pbc: of each structure.
+        coulomb: the sum that a user gives; None if none is given.
+        pbc: periodic directions of each structure.
 
     Raises:
-        ValueError: it would have no effect.
+        ValueError: the sum would have no effect.
     """
     if coulomb not in (None, "pme") and not any(map(np.any, pbc)):
         raise ValueError(
-            f"coulomb='{coulomb}' has no effect: it sums Coulomb energies in periodic cells, and no structure is "
+            f"coulomb='{coulomb}' has no effect: it sums Coulomb energies in periodic cells, but no structure is "
             "periodic; leave it out"
         )
 
@@ -68,9 +68,9 @@ class Portion(NamedTuple):
     """The molecules or the cells of a batch.
 
     Attributes:
-        system: they alone.
-        places: their places in the batch: of the atoms (True), of the structures (False).
-        periodic: whether they are cells.
+        system: the structures of this kind.
+        places: their positions in the batch: of the atoms (True), of the structures (False).
+        periodic: True for cells.
     """
 
     system: System
@@ -79,13 +79,13 @@ class Portion(NamedTuple):
 
 
 def is_mixed(system: System) -> bool:
-    """Whether a batch holds both periodic structures and others."""
+    """Return whether a batch has both periodic structures and others."""
     periodic = system.pbc.any(1)
     return bool(periodic.any()) and not bool(periodic.all())
 
 
 def divided(system: System) -> list[Portion]:
-    """The molecules of a batch and its cells; differentiable."""
+    """Divide a batch into molecules and cells; differentiable."""
     periodic, found = system.pbc.any(1), []
     for kind in (False, True):
         chosen = periodic == kind
@@ -100,12 +100,12 @@ def divided(system: System) -> list[Portion]:
 
 
 def evaluate_portions(system: System, outputs: Mapping[str, Output], evaluate: Callable[[Portion], Any]) -> Any:
-    """The results of a batch of molecules and cells, from those of each kind alone.
+    """Evaluate a batch of molecules and cells, each kind separately, and join the results.
 
     Args:
         system: N atoms in B structures.
-        outputs: of the potential.
-        evaluate: gives the Result of a portion.
+        outputs: outputs of the potential.
+        evaluate: function that returns the Result of a portion.
     """
     portions = divided(system)
     results = [evaluate(portion) for portion in portions]

@@ -21,7 +21,7 @@ __all__ = [
 
 @contextmanager
 def outside_modes(device: torch.device) -> Iterator[None]:
-    """Without inference mode, whose tensors have no gradients, and autocast, which would round to 16 bits."""
+    """Leave inference mode, whose tensors have no gradients, and autocast, which would round to 16 bits."""
     kind = device.type
     with (
         torch.inference_mode(False),
@@ -31,11 +31,10 @@ def outside_modes(device: torch.device) -> Iterator[None]:
 
 
 def is_differentiated(system: System) -> bool:
-    """Whether the caller takes derivatives of what is computed from a system, so that results must keep their graph.
+    """Return whether the caller differentiates results of a system, so that they must keep their graph.
 
-    Args:
-        system: whose positions, cells or charges may require a gradient; or the caller is within a transform of
-            `torch.func`, or in forward mode.
+    This is so if positions, cells or charges require a gradient, within a transform of `torch.func`, and in forward
+    mode.
     """
     if is_transformed():
         return True
@@ -45,17 +44,17 @@ def is_differentiated(system: System) -> bool:
 def energy_and_gradients(
     function: Callable[[System], tuple[Tensor, Any]], system: System, forces: bool, stress: bool, create_graph: bool
 ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-    """Energies of structures and their first derivatives, also where the caller differentiates them further.
+    """Return energies of structures and their first derivatives, which the caller may differentiate further.
 
     Args:
-        function: System -> energies [B], and what else is to be returned: tensors, or lists and dictionaries of them.
+        function: System -> energies [B], and further results: tensors, or lists and dictionaries of tensors.
         system: N atoms in B structures.
-        forces: whether the derivatives with respect to positions are taken.
-        stress: whether those with respect to a strain are.
+        forces: compute derivatives with respect to positions.
+        stress: compute derivatives with respect to a strain.
         create_graph: keep the graph.
 
     Returns:
-        Energies [B], the rest, and dE/d"pos" [N, 3], dE/d"strain" [B, 3, 3], as far as asked for.
+        Energies [B], the further results, and the requested ones of dE/d"pos" [N, 3] and dE/d"strain" [B, 3, 3].
     """
     if not is_transformed() or not (forces or stress):
         moved, leaves = with_leaves(system, forces, stress)
@@ -67,7 +66,7 @@ def energy_and_gradients(
         energy, rest = function(_strained(moved, leaves["strain"]) if stress else moved)
         return energy.sum(), (energy, rest)
 
-    # torch.autograd.grad with new leaves cannot be used within these transforms
+    # within transforms of torch.func, torch.autograd.grad with new leaves does not work
     leaves = {"pos": system.pos} if forces else {}
     if stress:
         leaves["strain"] = system.pos.new_zeros(system.num_systems, 3, 3)
@@ -76,14 +75,14 @@ def energy_and_gradients(
 
 
 def with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dict[str, Tensor]]:
-    """A structure as a function of its positions and of a symmetric strain, for derivatives of an energy.
+    """Return structures as functions of positions and of a symmetric strain, for derivatives of an energy.
 
     Args:
         system: N atoms in B structures.
-        forces, stress: which derivatives will be taken.
+        forces, stress: the derivatives that will be taken.
 
     Returns:
-        The structure, and its leaves: "pos" [N, 3] if forces, "strain" [B, 3, 3], zero, if stress.
+        The structures, and the leaves: "pos" [N, 3] for forces, "strain" [B, 3, 3], zero, for the stress.
     """
     leaves: dict[str, Tensor] = {}
     pos, cell = system.pos, system.cell
@@ -103,14 +102,14 @@ def with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dic
 
 
 def _strained(system: System, strain: Tensor) -> System:
-    """A structure under the symmetric part of a strain [B, 3, 3]."""
+    """Return structures under the symmetric part of a strain [B, 3, 3]."""
     symmetric = (strain + strain.transpose(1, 2)) / 2
     pos = system.pos + torch.einsum("ni,nij->nj", system.pos, symmetric[system.batch])
     return system.replace(pos=pos, cell=system.cell + system.cell @ symmetric)
 
 
 def gradients_of(energy: Tensor, leaves: dict[str, Tensor], create_graph: bool) -> dict[str, Tensor]:
-    """The gradients of energies [B] with respect to the leaves; zeros for leaves that they do not depend on."""
+    """Return the gradients of energies [B] with respect to the leaves; zeros for leaves without influence."""
     if not leaves or not energy.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     gradients = torch.autograd.grad(energy.sum(), list(leaves.values()), create_graph=create_graph, allow_unused=True)
@@ -121,11 +120,11 @@ def gradients_of(energy: Tensor, leaves: dict[str, Tensor], create_graph: bool) 
 
 
 def stress_of(virial: Tensor, volume: Tensor) -> Tensor:
-    """The symmetric stress [B, 3, 3] in eV/Å³ of a virial dE/dε [B, 3, 3] in eV and volumes [B] in Å³."""
+    """Return the symmetric stress [B, 3, 3] in eV/Å³ from a virial dE/dε [B, 3, 3] in eV and volumes [B] in Å³."""
     return (virial + virial.transpose(1, 2)) / (2 * volume[:, None, None])
 
 
-# --- torch.compile around what must not be compiled ---
+# --- Functions that torch.compile must not compile ---
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -137,7 +136,7 @@ _REASON = (
 
 
 def not_compiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The same function, which torch.compile runs uncompiled, with a warning; what is around it is compiled."""
+    """Decorate a function so that torch.compile runs it uncompiled, with a warning, and compiles the code around it."""
 
     @functools.wraps(function)
     def wrapped(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -150,5 +149,5 @@ def not_compiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments
 
 def _as_it_is(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     warnings.warn(_REASON, stacklevel=2)
-    # a decorator at the top would import the compiler in every program, which takes a second
+    # a decorator at module level would import the compiler in every program, which takes a second
     return torch.compiler.disable(function, reason=_REASON)(*args, **kwargs)

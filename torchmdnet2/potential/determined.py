@@ -29,10 +29,10 @@ class Determined:
     """Compositions, and all combinations of them.
 
     Args:
-        compositions: atomic number -> atoms, of each.
+        compositions: for each composition, atomic number -> number of atoms; keys may be text, as in JSON.
 
     Attributes:
-        compositions: as given; keys may have been text, as in JSON.
+        compositions: the given compositions.
         elements: atomic numbers in them.
     """
 
@@ -55,11 +55,11 @@ class Determined:
         return f"Determined({self.stored()})"
 
     def stored(self) -> list[dict[str, int]]:
-        """What a model file holds."""
+        """Return the compositions as stored in a model file."""
         return [{str(z): n for z, n in sorted(c.items())} for c in self.compositions]
 
     def covers(self, counts: NDArray, elements: Sequence[int]) -> NDArray[np.bool_]:
-        """Which compositions are combinations of these, [S].
+        """Return which compositions are combinations of these, [S].
 
         Args:
             counts: [S, K] atoms of each element.
@@ -76,19 +76,19 @@ class Determined:
         return ~strange & (np.abs(rest).max(1, initial=0.0) <= 100 * _ROUNDING * table.max(1, initial=1.0))
 
     def single(self, elements: Iterable[int]) -> list[int]:
-        """Those of the elements whose own energies are determined."""
+        """Return the elements whose energies are determined one by one."""
         return [z for z in elements if self.covers(np.ones((1, 1)), [z])[0]]
 
     def words(self) -> str:
-        """The compositions as formulas."""
+        """Return the compositions as formulas."""
         more = f" and {len(self.compositions) - _SHOWN} more" if len(self.compositions) > _SHOWN else ""
         return ", ".join(map(formula, self.compositions[:_SHOWN])) + more
 
     def sentence(self, elements: Iterable[int]) -> str:
-        """What a log and a model card say.
+        """Return the sentence for logs and model cards.
 
         Args:
-            elements: of the model.
+            elements: elements of the model.
         """
         if not self.compositions:
             return (
@@ -104,7 +104,7 @@ class Determined:
         )
 
     def warn(self, system: System, atom_filter: int = -1) -> None:
-        """Warn of structures of other compositions, once of each composition.
+        """Warn of structures with other compositions, once for each composition.
 
         Args:
             system: B structures.
@@ -122,8 +122,8 @@ class Determined:
         Args:
             counts: [B, K] atoms of each element; changed.
             elements: [K] atomic numbers.
-            atom_filter: as of `warn`.
-            stacklevel: of the warning.
+            atom_filter: as for `warn`.
+            stacklevel: stack level of the warning.
         """
         counts[:, elements <= atom_filter] = 0
         outside = np.flatnonzero(~self.covers(counts, elements.tolist()))
@@ -144,7 +144,7 @@ class Determined:
 
     @classmethod
     def of(cls, counts: NDArray, elements: Sequence[int]) -> Determined:
-        """The combinations of many compositions, from as few of these as suffice, small ones first.
+        """Return the combinations of many compositions, from the fewest that are enough, small ones first.
 
         Args:
             counts: [S, K] atoms of each element.
@@ -152,7 +152,9 @@ class Determined:
         """
         rows = np.unique(np.asarray(counts, dtype=np.int64), axis=0)
         rows = rows[rows.any(1)]
-        rows = np.unique(rows // np.gcd.reduce(rows, axis=1, keepdims=True), axis=0)  # H4C2 says what H2C does
+        rows = np.unique(
+            rows // np.gcd.reduce(rows, axis=1, keepdims=True), axis=0
+        )  # H4C2 determines the same energies as H2C
         rows = rows[np.argsort(rows.sum(1), kind="stable")]
         rank = int(np.linalg.matrix_rank(rows)) if len(rows) else 0
         chosen: list[int] = []
@@ -170,7 +172,7 @@ class Determined:
 
 
 def formula(composition: Mapping[int, int]) -> str:
-    """Hill's: carbon, hydrogen, the others by symbol."""
+    """Return a formula in Hill's order: carbon, hydrogen, the others by symbol."""
     counts = {SYMBOLS[z]: n for z, n in composition.items() if n}
     first = [symbol for symbol in ("C", "H") if "C" in counts and symbol in counts]
     order = [*first, *sorted(symbol for symbol in counts if symbol not in first)]

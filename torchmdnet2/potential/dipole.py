@@ -18,9 +18,10 @@ __all__ = ["centered_positions", "charge_dipole", "molecule_dipole"]
 
 
 def charge_dipole(charges: Tensor, system: System) -> Tensor:
-    """Dipole moment of partial charges, Σ_i q_i (r_i − r_com) of each structure, [B, 3] e·Å, float64, differentiable.
+    """Return the dipole moments of partial charges, Σ_i q_i (r_i − r_com), [B, 3] e·Å, float64, differentiable.
 
-    That of an ion depends on the origin, which is the centre of mass. NaN for periodic structures, which have none.
+    The dipole of an ion depends on the origin, which is the centre of mass. It is NaN for periodic structures, whose
+    dipole is not defined.
 
     Args:
         charges: [N] e.
@@ -32,7 +33,7 @@ def charge_dipole(charges: Tensor, system: System) -> Tensor:
 
 
 def molecule_dipole(charges: np.ndarray, numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The same of one molecule in NumPy, [3] e·Å, without the cost of a `System` in every step.
+    """Return the dipole moment of one molecule in NumPy, [3] e·Å, without the cost of a `System` in every step.
 
     Args:
         charges: [N] e.
@@ -44,7 +45,7 @@ def molecule_dipole(charges: np.ndarray, numbers: np.ndarray, positions: np.ndar
 
 
 def centered_positions(system: System, share: Tensor | None = None) -> Tensor:
-    """Positions relative to the centre of mass, in which atoms have a share [N]; None: 1."""
+    """Return positions relative to the centre of mass, to which atoms contribute a share [N]; None: 1."""
     masses = _atomic_masses(system.device)[system.z]
     if share is not None:
         masses = masses * share
@@ -56,7 +57,7 @@ def centered_positions(system: System, share: Tensor | None = None) -> Tensor:
 
 @lru_cache
 def _atomic_masses(device: torch.device) -> Tensor:
-    """By atomic number, in amu, made once per device."""
+    """Return masses by atomic number in amu, made once for each device."""
     from ase.data import atomic_masses
 
     with torch.inference_mode(False), outside_transforms():

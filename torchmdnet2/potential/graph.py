@@ -1,4 +1,4 @@
-"""Parts of a model: a representation turns a structure into per-atom features, a head reads them.
+"""Base classes of models: a representation turns a structure into features of atoms, a head reads the features.
 
 Shapes: N atoms, E directed edges, B structures, F features.
 """
@@ -29,7 +29,7 @@ __all__ = ["Features", "Graph", "Head", "PropertyHead", "Representation", "atom_
 class Graph:
     """A structure with its edges, as a representation sees it.
 
-    Edge vectors are formed in the precision of the positions and then rounded to the model's.
+    Edge vectors are computed in the precision of the positions and then rounded to the model's.
 
     Attributes:
         z: [N] atomic numbers of the receivers.
@@ -39,12 +39,12 @@ class Graph:
         receiver, sender: [E].
         vectors: [E, 3] pos[sender] + shift·cell − pos[receiver] in Å.
         distances: [E] in Å.
-        system: the structure itself, for heads that read positions or pairs beyond the cutoff; None for atoms alone.
-        pairs: its pair lists by cutoff, for such heads; None for atoms alone.
-        readout: [N] the atoms that heads count; None means all.
-        exchange: in a domain of a larger structure, where rows of its ghost atoms come from, which are senders beside
-            the N atoms; None: there are none.
-        ghost_z: their atomic numbers; None: there are none.
+        system: the structure, for heads that read positions or pairs beyond the cutoff; None for isolated atoms.
+        pairs: pair lists by cutoff, for such heads; None for isolated atoms.
+        readout: [N] True for atoms that heads count; None means all.
+        exchange: in a domain of a larger structure, the source of rows of ghost atoms, which are senders beside the N
+            atoms; None without ghosts.
+        ghost_z: atomic numbers of the ghosts; None without ghosts.
     """
 
     z: Tensor
@@ -65,7 +65,7 @@ class Graph:
     def build(
         cls, system: System, neighbors: NeighborList, dtype: torch.dtype, pairs: PairLists | None = None
     ) -> Graph:
-        """The graph of a system in the model's floating-point type."""
+        """Build the graph of a system in the model's floating-point type."""
         vectors = neighbors.vectors(system).to(dtype)
         receiver, sender = neighbors.edge_index
         exchange = neighbors.exchange
@@ -87,7 +87,7 @@ class Graph:
 
     @classmethod
     def isolated(cls, z: Tensor, dtype: torch.dtype) -> Graph:
-        """One neutral structure per atom, without edges."""
+        """Build a graph in which each atom is a neutral structure without edges."""
         num = z.shape[0]
         none = torch.zeros(0, dtype=torch.long, device=z.device)
         return cls(
@@ -106,24 +106,24 @@ class Graph:
         return self.z.shape[0]
 
     def senders(self, rows: Tensor) -> Tensor:
-        """Rows of the atoms [N, …] → those that `sender` counts: ghosts too, where there are any."""
+        """Return rows of all senders from rows of the atoms [N, …]; rows of ghosts are exchanged."""
         return with_ghosts(rows, self.exchange)
 
     def element_rows(self, rows: Tensor, of_elements: Callable[[Tensor], Tensor]) -> Tensor:
-        """As `senders`, of rows that are a function of the atomic numbers: nothing is exchanged."""
+        """As `senders`, for rows that are a function of the atomic numbers, which need no exchange."""
         return rows if self.ghost_z is None else torch.cat([rows, of_elements(self.ghost_z)])
 
 
 @dataclass(eq=False)
 class Features:
-    """What a representation returns.
+    """The features of atoms that a representation returns.
 
     Attributes:
         x: [N, F] scalar features.
-        v: [N, 3, F] vector features, None where the model has none.
-        charges: [N, stages, channels] latent charges in e, float64; None where the model has none. Over each structure,
+        v: [N, 3, F] vector features; None if the model has none.
+        charges: [N, stages, channels] latent charges in e, float64; None if the model has none. Over each structure,
             every channel of every stage sums to the total charge.
-        energies: [N] energies of the atoms in the head's unit, which a scalar head adds to its own; None: none.
+        energies: [N] energies of the atoms in the head's unit, to which a scalar head adds its energies; None: none.
     """
 
     x: Tensor
@@ -133,23 +133,25 @@ class Features:
 
     @property
     def partial_charges(self) -> Tensor | None:
-        """[N] the mean over the channels of the last stage, which sums to the total charge as each of them does."""
+        """Mean over the channels of the last stage, [N] e; like each channel, it sums to the total charge."""
         return None if self.charges is None else self.charges[:, -1].mean(-1)
 
 
 class Representation(nn.Module, ABC):
-    """Structure → per-atom features. Registered in `torchmdnet2.registry.REPRESENTATIONS`.
+    """Base class of networks that turn a structure into features of its atoms.
+
+    Registered in `torchmdnet2.registry.REPRESENTATIONS`.
 
     Attributes:
-        cutoff: Å; the neighbor list is made with it.
-        hidden_channels: F.
+        cutoff: cutoff of the neighbor list in Å.
+        hidden_channels: number of features F.
         max_z: atomic numbers 0 … max_z − 1 can be represented.
-        local: an atom without neighbors does not feel the other atoms of its structure.
-        reads_charge: the total charge changes the scalar features.
-        reads_spin: the spin multiplicity changes the features.
-        takes_ghosts: reads what atoms send through `Graph.senders`, so that it can be evaluated in domains.
-        outputs: what it predicts itself: `output.CHARGES` where its features have latent charges.
-        gives_vectors: its features have vectors; None: not declared, so that heads find out when they are evaluated.
+        local: True if an atom without neighbors does not depend on the other atoms of its structure.
+        reads_charge: True if the scalar features depend on the total charge.
+        reads_spin: True if the features depend on the multiplicity.
+        takes_ghosts: True if it reads rows of other atoms through `Graph.senders`, so that it works in domains.
+        outputs: outputs of the representation: `output.CHARGES` if its features have latent charges.
+        gives_vectors: True if its features have vectors; None if not declared, so that heads find out at evaluation.
     """
 
     cutoff: float
@@ -164,7 +166,7 @@ class Representation(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, graph: Graph) -> Features:
-        """Per-atom features; must not depend on the order of edges.
+        """Return features of the atoms, which must not depend on the order of edges.
 
         Args:
             graph: N atoms and their E edges; see `Graph`.
@@ -173,51 +175,55 @@ class Representation(nn.Module, ABC):
 
 class _Readout(nn.Module, ABC):
     reads_charge: bool = False
-    """The total charge changes what this gives, with the same features."""
+    """True if the output depends on the total charge at equal features."""
     reads_vectors: bool = False
-    """It needs features with vectors."""
+    """True if it needs features with vectors."""
 
     def check(self, system: System) -> None:
-        """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""
+        """Raise ValueError for a structure that cannot be evaluated.
+
+        `forward` need not check, since a check waits for the GPU.
+        """
 
 
 class Head(_Readout):
-    """Per-atom features → per-atom energies. Registered in `torchmdnet2.registry.HEADS`.
+    """Base class of heads that turn features into energies of atoms. Registered in `torchmdnet2.registry.HEADS`.
 
     Attributes:
-        pair_cutoff: Å of the list that it asks `Graph.pairs` for, infinity for all pairs; None: it reads no pairs.
+        pair_cutoff: cutoff in Å of the list that it requests from `Graph.pairs`, infinity for all pairs; None if it
+            reads no pairs.
     """
 
     pair_cutoff: float | None = None
 
     def in_cells(self, coulomb: CoulombInCells) -> Head:
-        """What takes the place of this in periodic cells, as of `Prior.in_cells`: itself.
+        """Return the head for periodic cells, as `Prior.in_cells` does; by default this one.
 
         Args:
-            coulomb: how Coulomb energies are summed.
+            coulomb: method for Coulomb sums.
         """
         return self
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """[N] atomic energies in the model's unit (scaled to eV by the Potential).
+        """Return energies of atoms in the model's unit, [N]; the Potential scales them to eV.
 
         Args:
-            features: of the representation, for N atoms.
-            graph: the graph that they were computed from.
+            features: features of N atoms from the representation.
+            graph: graph of the features.
         """
 
 
 class PropertyHead(_Readout):
-    """Per-atom features → a property that is not the energy. Registered in `torchmdnet2.registry.HEADS`.
+    """Base class of heads that predict a property other than the energy. Registered in `torchmdnet2.registry.HEADS`.
 
     Attributes:
-        property: its name, the key of `Result.properties`.
-        per: "system" or "atom", what there is one value of.
-        shape: of a value: () a number, (3,) a vector.
-        unit: of its numbers; "" for plain numbers, or where the unit is that of the labels.
-        reads_edges: it reads edges, pair lists or latent charges, not only scalar and vector features, elements and
-            positions. Beside a network on kernels, the edges are searched once more for such a head.
+        property: name of the property, the key in `Result.properties`.
+        per: "system" or "atom", which has one value.
+        shape: shape of a value: () for a number, (3,) for a vector.
+        unit: unit of its numbers; "" for plain numbers, or if the labels determine the unit.
+        reads_edges: True if it reads edges, pair lists or latent charges besides features, elements and positions. If
+            the network runs on kernels, the edges are searched again for such a head.
     """
 
     property: str
@@ -228,21 +234,21 @@ class PropertyHead(_Readout):
 
     @builtins.property  # its name means something else here
     def output(self) -> Output:
-        """What it declares to predict. The Potential refuses values of another shape."""
+        """Declaration of the property. The Potential refuses values of another shape."""
         return Output(self.property, self.per, self.shape, self.unit)
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """The property of each structure, [B, …] float64, or of each atom, [N, …].
+        """Return the property of each structure, [B, …] float64, or of each atom, [N, …].
 
         Args:
-            features: of the representation, for N atoms.
-            graph: the graph that they were computed from.
+            features: features of N atoms from the representation.
+            graph: graph of the features.
         """
 
 
 def pool(values: Tensor, graph: Graph, reduce: str = "sum") -> Tensor:
-    """Sum or mean of per-atom values [N, …] over the atoms that are read out of each structure: [B, …] float64.
+    """Return the sum or mean of values [N, …] over the atoms of each structure that heads count, [B, …] float64.
 
     Raises:
         ValueError: `reduce` is neither "sum" nor "mean".
@@ -258,13 +264,13 @@ def pool(values: Tensor, graph: Graph, reduce: str = "sum") -> Tensor:
 
 
 def atom_counts(graph: Graph) -> Tensor:
-    """Number of atoms of each structure that are read out, [B] float64."""
+    """Return the number of atoms of each structure that heads count, [B] float64."""
     ones = torch.ones_like(graph.z, dtype=torch.float64) if graph.readout is None else graph.readout.double()
     return sum_over_systems(ones, graph.batch, graph.num_systems)
 
 
 def sum_over_systems(values: Tensor, batch: Tensor, num_systems: int) -> Tensor:
-    """Sum per-atom values [N, …] in float64 over each structure: [B, …]."""
+    """Sum values of atoms [N, …] in float64 over each structure, [B, …]."""
     values = values.double()
     total = torch.zeros(num_systems, *values.shape[1:], dtype=torch.float64, device=values.device)
     return total.index_add(0, batch, values)

@@ -1,4 +1,4 @@
-"""Levels of theory of one potential: what each has apart from the network that they share."""
+"""Levels of theory of one potential, which share its network and have separate heads and reference energies."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Level(nn.Module):
     """A level of theory beside the default one.
 
     Args:
-        head: read-out of this level; None: that of the default level.
-        atomref: reference energies of this level; None: those of the default level.
+        head: head of this level; None takes the head of the default level.
+        atomref: reference energies of this level; None takes those of the default level.
         config: "energy_scale", "elements", "total_charges", "compositions" of `Potential.from_config` at this level;
-            what is absent is that of the default level. "readout": whether there is a head, "energies": the reference
+            missing ones are as at the default level. "readout": True if there is a head; "energies": reference
             energies, element -> eV.
     """
 
@@ -32,18 +32,18 @@ class Level(nn.Module):
         self.config = config
 
     def scale(self, default: float) -> float:
-        """eV per unit of the head.
+        """Return the head's unit in eV.
 
         Args:
-            default: of the default level.
+            default: value of the default level.
         """
         return float(self.config.get("energy_scale", default))
 
     def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration of a potential of this level alone.
+        """Return the configuration of a potential of this level alone.
 
         Args:
-            config: of the potential with all levels.
+            config: configuration of the potential with all levels.
         """
         own = {name: value for name, value in self.config.items() if name not in ("readout", "energies")}
         energies = self.config.get("energies")
@@ -54,11 +54,11 @@ class Level(nn.Module):
         return {**config, **own, "priors": priors}
 
     def priors(self, shared: Iterable[Prior], names: Sequence[str]) -> list[Prior]:
-        """Priors of this level.
+        """Return the priors of this level.
 
         Args:
-            shared: those of the default level.
-            names: of these, as in the configuration.
+            shared: priors of the default level.
+            names: their names in the configuration.
         """
         return [
             self.atomref if self.atomref is not None and name == "atomref" else prior
@@ -67,14 +67,14 @@ class Level(nn.Module):
 
 
 def build_levels(config: Mapping[str, Any], head: Head | None) -> dict[str, Level]:
-    """The levels of a configuration, by name; see `Potential.from_config`.
+    """Return the levels of a configuration, by name; see `Potential.from_config`.
 
     Args:
-        config: "levels": name -> configuration of a `Level`.
-        head: of the default level; read-outs of the others begin as copies of it.
+        config: configuration with "levels": name -> configuration of a `Level`.
+        head: head of the default level; heads of other levels start as copies of it.
 
     Raises:
-        ValueError: reference energies of a level without a prior atomref.
+        ValueError: a level has reference energies, but there is no prior atomref.
     """
     levels = {}
     for name, given in (config.get("levels") or {}).items():
@@ -82,18 +82,18 @@ def build_levels(config: Mapping[str, Any], head: Head | None) -> dict[str, Leve
         if given.get("energies") is not None:
             arguments = next((dict(p) for p in config.get("priors") or [] if p["name"] == "atomref"), None)
             if arguments is None:
-                raise ValueError(f"levels.{name}: has reference energies, and there is no prior atomref to hold them")
+                raise ValueError(f"levels.{name}: has reference energies, but there is no prior atomref to hold them")
             atomref = PRIORS[arguments.pop("name")](**{**arguments, "energies": given["energies"]})
         levels[name] = Level(copy.deepcopy(head) if given.get("readout") else None, atomref, given)
     return levels
 
 
 def levels_of(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[str]:
-    """The levels of theory of a model, the default one first; empty where nothing is stated.
+    """Return the levels of theory of a model, the default one first; empty if none is stated.
 
     Args:
-        config: of `Potential.from_config`.
-        metadata: of a model file.
+        config: configuration of `Potential.from_config`.
+        metadata: metadata of a model file.
     """
     if config.get("level") is not None:
         return [str(config["level"]), *map(str, config.get("levels") or {})]
@@ -103,19 +103,19 @@ def levels_of(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[st
 
 
 def chosen_level(name: str, names: Sequence[str]) -> str:
-    """The name of a level, checked.
+    """Return the name of a level after a check.
 
     Args:
-        name: that is asked for.
-        names: of the levels of the model, as of `levels_of`.
+        name: the requested name.
+        names: levels of the model from `levels_of`.
 
     Raises:
-        ValueError: the model does not have it.
+        ValueError: the model does not have the level.
     """
     if name in names:
         return name
     if len(names) > 1:
         raise ValueError(f"level: the model has no level '{name}'{did_you_mean(name, names) or '.'} "
                          f"It has {', '.join(names)}")  # fmt: skip
-    raise ValueError(f"level: the model has one level of theory, {(*names, 'not stated')[0]}, and '{name}' is asked "
-                     "for: leave the level out")  # fmt: skip
+    raise ValueError(f"level: the model has a single level of theory, {(*names, 'not stated')[0]}, but '{name}' is "
+                     "requested: leave the level out")  # fmt: skip

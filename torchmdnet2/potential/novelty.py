@@ -1,4 +1,5 @@
-"""The distance of an atom's features from those of the training atoms of its element, and its fit.
+"""Novelty: the distance of an atom's features from those of the training atoms of its element, which finds atoms that
+the model does not know.
 
 Along the R leading principal directions of an element the distance is in units of their standard deviations, in all
 other directions in units of their mean one: probabilistic principal components (M. Tipping, C. Bishop, J. R. Stat. Soc.
@@ -33,7 +34,7 @@ __all__ = [
 
 
 class _Calibrated(Protocol):
-    """A Potential; its module imports this one."""
+    """The part of a Potential that is used here; its module imports this one."""
 
     calibration: Calibration | None
 
@@ -45,25 +46,25 @@ _Some = TypeVar("_Some", bound=_Calibrated)
 
 
 _DIRECTIONS = 32
-_LEAST_FRAMES, _LEAST_ATOMS = 20, _DIRECTIONS  # of validation; of training
-_FEW = 10  # atoms of an element count as much as the mean over all elements, for covariances and scales
+_LEAST_FRAMES, _LEAST_ATOMS = 20, _DIRECTIONS  # least numbers of validation frames and of training atoms
+_FEW = 10  # this number of atoms of an element weighs as much as the mean over all elements in covariances and scales
 _ROUNDING = 1e-4  # files hold float32
-_TINY = 1e-8  # of the mean variance: directions in which training atoms do not differ at all
+_TINY = 1e-8  # part of the mean variance; in directions with less, training atoms do not differ
 
 
 @dataclass(eq=False)
 class Calibration:
-    """What was fitted to the features of the training atoms.
+    """Distribution of the features of training atoms, which gives the novelty of other atoms.
 
     Attributes:
         elements: atomic numbers of the training atoms.
-        mean: [M, F] of the features.
-        directions: [M, R, F] orthonormal, of the largest variances.
-        variances: [M, R] along them.
+        mean: [M, F] mean of the features.
+        directions: [M, R, F] orthonormal directions with the largest variances.
+        variances: [M, R] variances along them.
         rest: [M] mean variance in all other directions.
         limit: [M] distance at which the score is 1.
-        facts: JSON-able: "weights" (checksum of the representation that it was fitted to), "rate" (expected share of
-            false alarms), "train_frames", "validation_frames", "atoms" (of the training frames by element).
+        facts: plain data for JSON: "weights" (checksum of the representation of the fit), "rate" (expected share of
+            false alarms), "train_frames", "validation_frames", "atoms" (number of training atoms by element).
     """
 
     elements: list[int]
@@ -75,20 +76,20 @@ class Calibration:
     facts: dict[str, Any]
 
     def __call__(self, representation: Representation, system: System) -> Tensor:
-        """Scores [N] float64 of the atoms; infinite for elements that were not among the training atoms.
+        """Return the scores of the atoms, [N] float64; infinite for elements without training atoms.
 
         Raises:
-            ValueError: the representation has other weights than those that this was fitted to.
+            ValueError: the calibration belongs to other weights.
         """
         if not self.fits(representation):
             raise ValueError("the model was calibrated for other weights: run `torchmdnet2 calibrate` again")
         return self.scores(representation, system)
 
     def scores(self, representation: Representation, system: System) -> Tensor:
-        """The novelty of each atom, without the check that the calibration belongs to the weights.
+        """Return the novelty of each atom, without the check that the calibration belongs to the weights.
 
         Args:
-            representation: the network that this was fitted to.
+            representation: the network of the fit.
             system: N atoms of any number of structures.
 
         Returns:
@@ -103,7 +104,7 @@ class Calibration:
         return score
 
     def _distance(self, x: Tensor, k: int) -> Tensor:
-        """Of atoms of the k-th element, over its limit."""
+        """Return the distances of atoms of the k-th element, divided by its limit."""
         mean, directions, variances, rest, limit = (
             value[k].to(x) for value in (self.mean, self.directions, self.variances, self.rest, self.limit)
         )
@@ -113,31 +114,31 @@ class Calibration:
         return ((along.square() / variances).sum(1) + beyond.square().sum(1) / rest).sqrt() / limit
 
     def fits(self, representation: Representation) -> bool:
-        """Whether a representation has the weights that this was fitted to.
+        """Return whether the calibration belongs to the weights of a representation.
 
         Args:
-            representation: of the potential.
+            representation: representation of the potential.
         """
         return weights_checksum(representation) == self.facts["weights"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a model file holds, float32."""
+        """Return the tensors for a model file, float32."""
         return {name: value.float().cpu().contiguous() for name, value in vars(self).items() if torch.is_tensor(value)}
 
     def stored_facts(self) -> dict[str, Any]:
-        """What a model file says beside the tensors."""
+        """Return the facts for a model file."""
         return {**self.facts, "elements": self.elements}
 
     @classmethod
     def stored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Calibration:
-        """The calibration that a file holds.
+        """Return the calibration of a model file.
 
         Args:
-            tensors: of `tensors`.
-            facts: of `stored_facts`.
+            tensors: tensors from `tensors`.
+            facts: facts from `stored_facts`.
 
         Raises:
-            Exception: the content is not such; of any kind.
+            Exception: of any kind, if the content is not valid.
         """
         known = dict(facts)
         elements = [int(z) for z in known.pop("elements")]
@@ -152,20 +153,20 @@ class Calibration:
 def calibrate(
     representation: Representation, train: Iterable[System], validation: Iterable[System], rate: float = 0.02
 ) -> Calibration:
-    """Fit to the features of training atoms.
+    """Fit a calibration to the features of training atoms.
 
-    The limit is that of split conformal prediction: of new structures like the validation frames, a share of `rate` has
+    The limit follows split conformal prediction: among new structures like the validation frames, a share of `rate` has
     an atom with a score above 1 (V. Vovk, A. Gammerman, G. Shafer, Algorithmic Learning in a Random World, 2005).
 
     Args:
-        representation: trained, in evaluation mode.
+        representation: trained representation, in evaluation mode.
         train: batches of the training frames.
-        validation: batches of frames that the training did not see, of the same kind: at least 20 structures.
-        rate: of false alarms; with n validation frames it cannot be below 1 / (n + 1).
+        validation: batches of similar frames that were not in the training, at least 20 structures.
+        rate: rate of false alarms; with n validation frames it cannot be below 1 / (n + 1).
 
     Raises:
-        BadData: fewer than 32 training atoms, too few validation frames, or one with an element that no training atom
-            has.
+        BadData: there are fewer than 32 training atoms or too few validation frames, or a validation frame has an
+            element without training atoms.
         ValueError: the rate is not between 0 and 1.
     """
     if not 0 < rate < 1:
@@ -185,12 +186,12 @@ def calibrate(
         scores = fitted(representation, system)
         if not bool(scores.isfinite().all()):
             element = int(system.z[int(scores.argmax())])
-            raise BadData(f"the validation frames have atoms with Z = {element}, and the training frames have none")
+            raise BadData(f"the validation frames have atoms with Z = {element}, but the training frames have none")
         known.append((scores, system))
     frames = sum(system.num_systems for _, system in known)
     if frames < _LEAST_FRAMES:
         raise BadData(f"{frames} validation frames are too few to calibrate with: give at least {_LEAST_FRAMES}")
-    # elements on one scale first, so that none of them gives all the alarms
+    # first bring all elements to one scale, so that no element causes all alarms
     fitted.limit = _typical(fitted.elements, known)
     tops = torch.cat([largest(fitted(representation, system), system) for _, system in known]).cpu().sort().values
     rank = min(math.ceil((frames + 1) * (1 - rate)), frames)
@@ -200,7 +201,7 @@ def calibrate(
 
 
 def _typical(elements: list[int], known: list[tuple[Tensor, System]]) -> Tensor:
-    """Root mean square distance [M] of the atoms of each element; of a rare one drawn towards that of all."""
+    """Return the rms distance of the atoms of each element, [M]; for a rare element it is drawn towards the mean."""
     squares = torch.cat([scores.square() for scores, _ in known]).cpu()
     z = torch.cat([system.z for _, system in known]).cpu()
     total = torch.stack([squares[z == element].sum() for element in elements])
@@ -229,7 +230,7 @@ class _Moments:
             self.count[element], self._mean[element], self._squares[element] = before + n, mean, squares
 
     def fit(self) -> Calibration:
-        """Without limits; a rare element's covariance is drawn towards that within all elements."""
+        """Return a calibration without limits; the covariance of a rare element is drawn towards the mean one."""
         elements = sorted(self.count)
         common = torch.stack(list(self._squares.values())).sum(0) / sum(self.count.values())
         f = len(common)
@@ -250,7 +251,7 @@ class _Moments:
 
 
 def atom_features(representation: Representation, system: System) -> Tensor:
-    """[N, F] float64, without derivatives."""
+    """Return the features of the atoms, [N, F] float64, without derivatives."""
     with torch.inference_mode(False), torch.no_grad():
         neighbors = neighbor_list(system, representation.cutoff)
         dtype = next(representation.parameters()).dtype
@@ -259,28 +260,28 @@ def atom_features(representation: Representation, system: System) -> Tensor:
 
 
 def largest(scores: Tensor, system: System) -> Tensor:
-    """The largest score of each structure, [B]; 0 for one without atoms."""
+    """Return the largest score of each structure, [B]; 0 for one without atoms."""
     return scores.new_zeros(system.num_systems).scatter_reduce(0, system.batch, scores, "amax")
 
 
 def rated(potentials: Iterable[_Some]) -> list[_Some]:
-    """The potentials of an ensemble whose novelty counts: those that are calibrated, for their present weights."""
+    """Return the members of an ensemble whose novelty counts: those with a calibration for their present weights."""
     return [p for p in potentials if p.calibration is not None and p.calibration.fits(p.representation)]
 
 
 def common_scores(potentials: Sequence[_Calibrated], system: System) -> Tensor:
-    """The largest novelty that any potential gives each atom, [N] float64.
+    """Return the largest novelty of each atom over several potentials, [N] float64.
 
     Args:
-        potentials: at least one, of `rated`, on one device.
-        system: N atoms, which all of them can evaluate: it is not checked.
+        potentials: at least one potential from `rated`, all on one device.
+        system: N atoms that all of them can evaluate; this is not checked.
     """
     found = [p.calibration.scores(p.representation, system) for p in potentials if p.calibration is not None]
     return torch.stack(found).amax(0)
 
 
 def weights_checksum(representation: Representation) -> str:
-    """sha256 of what the features depend on, in float32: the same for a model that was cast to another type."""
+    """Return the SHA-256 of the tensors that determine the features, in float32, so that casts do not change it."""
     digest = hashlib.sha256()
     for name, value in sorted(representation.state_dict().items()):
         value = value.float() if value.is_floating_point() else value
@@ -289,37 +290,37 @@ def weights_checksum(representation: Representation) -> str:
     return digest.hexdigest()
 
 
-# --- Warnings about a run that is outside of what its model knows: once for each element ---
+# --- Warnings of unknown structures in a run, once for each element ---
 
 LARGEST = 5000
-"""Atoms, of all structures together, beyond which runs are not looked at: the features come from the Potential in plain
-PyTorch, whose memory a run on kernels may not have."""
+"""Largest total number of atoms for which runs compute the novelty. Features come from plain PyTorch, which needs more
+memory than a run on kernels may have left."""
 
 INTERVAL = 1000
-"""Evaluations between two looks in the programs of others: a look takes as long as some compiled steps."""
+"""Number of evaluations between two checks in adapters, since a check takes as long as some compiled steps."""
 
 _MEAN_OF = 5
 
 
 class NoveltyWarning(UserWarning):
-    """Atoms are unlike those that the model was trained on."""
+    """Warns of atoms that are unlike those of the training."""
 
 
 class UnknownStructure(RuntimeError):
-    """A run that was to stop outside of what its model knows."""
+    """Ends a run at an unknown structure, if the user requests that."""
 
 
 class Watch:
-    """Looks at the scores of a run now and then.
+    """Checks the scores of a run from time to time, and warns.
 
-    A frame in fifty of what the model knows well may have a score above 1 (`Calibration`). Told is therefore an element
-    of which, in the same structure, the mean of the largest scores of the last five looks is above 1: a score of 5
-    is reported at once, one of 1.2 when it stays.
+    One of fifty known frames may have a score above 1 (`Calibration`). So an element is reported only if, in the same
+    structure, the mean of the largest scores in the last five checks is above 1. A score of 5 is reported at once, a
+    score of 1.2 if it stays.
 
     Attributes:
-        largest: score so far; 0 before the first look.
-        looks, outside: how many there were, and in how many a score was above 1.
-        reported: elements that were warned about.
+        largest: largest score so far; 0 before the first check.
+        looks, outside: number of checks, and of those with a score above 1.
+        reported: elements with a warning.
     """
 
     def __init__(self) -> None:
@@ -329,8 +330,10 @@ class Watch:
         self._evaluations = 0
 
     def due(self, num_atoms: int) -> bool:
-        """Count an evaluation in the program of another, and tell whether to look at it: the first, and each
-        `INTERVAL`-th from there, of up to `LARGEST` atoms."""
+        """Count an evaluation of an adapter, and return whether to check it.
+
+        The first one and every `INTERVAL`-th from there are checked, for up to `LARGEST` atoms.
+        """
         due = self._evaluations % INTERVAL == 0 and 0 < num_atoms <= LARGEST
         self._evaluations += 1
         return due
@@ -343,14 +346,14 @@ class Watch:
         names: Sequence[str] = (),
         atom_name: Callable[[int], str] | None = None,
     ) -> None:
-        """Look at a frame.
+        """Check a frame.
 
         Args:
-            scores: [N] of `Potential.novelty`.
-            system: the frame; with the same atoms at every call, unless `restart` comes before.
-            when: for the warning, as in " at 1.2 ps".
-            names: of the structures, for the warning; empty for a single one.
-            atom_name: of the atom of an index, where that of its structure is not what the user knows.
+            scores: [N] novelty from `Potential.novelty`.
+            system: the frame, with the same atoms in every call until `restart`.
+            when: time for the warning, such as " at 1.2 ps".
+            names: names of the structures for the warning; empty for a single one.
+            atom_name: function that returns the user's name of an atom; None takes its index in its structure.
 
         Warns:
             NoveltyWarning: names the atom of the element with the largest score.
@@ -368,11 +371,11 @@ class Watch:
                 warnings.warn(_words(own, system, when, names, atom_name), NoveltyWarning, stacklevel=2)
 
     def restart(self) -> None:
-        """Another structure comes next."""
+        """Prepare for another structure."""
         self._last, self._evaluations = {}, 0
 
     def summary(self) -> str:
-        """In words; "" before the first look."""
+        """Return a sentence on all checks; "" before the first one."""
         if not self.looks:
             return ""
         return f"largest novelty {self.largest:.2f}, above 1 in {self.outside} of {self.looks} frames looked at"

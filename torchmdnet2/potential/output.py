@@ -1,4 +1,4 @@
-"""What the parts of a model declare to predict: name, shape and unit of each quantity.
+"""Declarations of the quantities that the parts of a model predict: name, shape and unit.
 
 Shapes: N atoms, B structures.
 """
@@ -17,10 +17,10 @@ class Output:
     """A quantity that is predicted.
 
     Attributes:
-        name: as in `Result.properties`.
-        per: "atom" or "system", what there is one of.
-        shape: of that one: () a number, (3,) a vector.
-        unit: as in "e·Å"; "" for a plain number, or where it is not known.
+        name: name in `Result.properties`.
+        per: "atom" or "system", which has one value.
+        shape: shape of a value: () for a number, (3,) for a vector.
+        unit: unit such as "e·Å"; "" for a plain number or an unknown unit.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Output:
         return self.per == "atom"
 
     def size(self, num_atoms: int, num_systems: int = 1) -> tuple[int, ...]:
-        """The whole shape for N atoms in B structures."""
+        """Return the shape for N atoms in B structures."""
         return (num_atoms if self.per_atom else num_systems, *self.shape)
 
     def __str__(self) -> str:
@@ -64,4 +64,4 @@ SPREADS: Mapping[str, Output] = {
     output.name: output
     for output in (Output("energy_std", "system", (), "eV"), Output("forces_std", "atom", (3,), "eV/Å"))
 }
-"""What a potential of several members gives further: sample standard deviations over them, among the properties."""
+"""Further properties of a potential with several members: sample standard deviations over the members."""

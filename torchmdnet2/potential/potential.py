@@ -1,4 +1,4 @@
-"""What a potential gives. Shapes: N atoms, B structures."""
+"""Potential and Result: the energy, forces and stress of structures. Shapes: N atoms, B structures."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ __all__ = ["SYMBOLS", "Potential", "Result", "has_dipole", "mean_of", "require_s
 
 @dataclass(eq=False)
 class Result:
-    """What a potential gives.
+    """The results of a potential for a batch of structures.
 
     Attributes:
         energy: [B] eV, float64.
-        forces: [N, 3] eV/Å, −dE/dpos; None when not asked for.
-        stress: [B, 3, 3] eV/Å³, (1/V) dE/dε, symmetric, tensile positive; None when not asked for.
-        atom_energies: [N] eV, float64, priors included; their sum is the energy.
-        charges: [N] partial charges in e; None where the model has none.
-        properties: what the property heads predict, by name: [B, …] of each structure or [N, …] of each atom. Where
-            charges are predicted and no dipole moment is, "dipole" [B, 3] e·Å is theirs, about the centre of mass; NaN
-            of periodic structures beside molecules.
+        forces: [N, 3] eV/Å, −dE/dpos; None if not requested.
+        stress: [B, 3, 3] eV/Å³, (1/V) dE/dε, symmetric, tensile positive; None if not requested.
+        atom_energies: [N] eV, float64, with priors; their sum is the energy.
+        charges: [N] partial charges in e; None if the model has none.
+        properties: name -> values of property heads, [B, …] for structures or [N, …] for atoms. If the model predicts
+            charges but no dipole, "dipole" [B, 3] e·Å is the dipole of the charges about the centre of mass; it is NaN
+            for periodic structures in a batch with molecules.
     """
 
     energy: Tensor
@@ -66,36 +66,36 @@ class Result:
 
 
 def with_dipole(properties: Mapping[str, Tensor], charges: Tensor | None, system: System) -> Mapping[str, Tensor]:
-    """Properties and, where there are charges and no dipole moment, that of the charges (`charge_dipole`).
+    """Add the dipole of the charges (`charge_dipole`) to properties without a dipole.
 
-    It is computed when it is asked for: most callers do not need it.
+    It is computed on first access, since most callers do not need it.
 
     Args:
-        properties: by name.
-        charges: [N] e; None where none are predicted.
-        system: whose they are.
+        properties: name -> values.
+        charges: [N] e; None if the model predicts none.
+        system: the structures.
     """
     return properties if charges is None or "dipole" in properties else _WithDipole(properties, charges, system)
 
 
 def has_dipole(outputs: Mapping[str, Output]) -> bool:
-    """Whether results have a dipole moment: of a head, or of charges.
+    """Return whether results have a dipole, from a head or from charges.
 
     Args:
-        outputs: of the potential.
+        outputs: outputs of the potential.
     """
     return not outputs.keys().isdisjoint(("dipole", "charges"))
 
 
 class _WithDipole(Mapping[str, Tensor]):
     def __init__(self, properties: Mapping[str, Tensor], charges: Tensor, system: System):
-        # copies, as both may be written to before it is asked for
+        # copies, since both may be overwritten before the first access
         self._known, self._charges = dict(properties), charges.clone()
         self._system = system.at(system.pos.clone())
 
     @cached_property
     def _names(self) -> list[str]:
-        """A batch of crystals has no dipole."""
+        """Return the names of properties; a batch of crystals has no dipole."""
         is_molecule = ~self._system.pbc.any(1)
         return [*self._known, *(["dipole"] if bool(is_molecule.any()) else [])]
 
@@ -115,41 +115,41 @@ class _WithDipole(Mapping[str, Tensor]):
         return repr(dict(self))
 
 
-# --- Potential: representation + head + priors → energy, forces, stress. The specification of every faster path ---
+# --- Potential: representation + head + priors → energy, forces, stress. It specifies the results of all kernels ---
 
 
 class Potential(nn.Module):
-    """A neural-network potential, completed by physical priors.
+    """A neural-network potential with physical priors: it evaluates energies, forces and stress of structures.
 
-    The energy of a structure is Σ_i [ energy_scale · (ε_i − ε_i⁰) + priors_i ] + energy_shift, ε_i being the head's
-    output and ε_i⁰ that of the same atom alone and neutral, so that separated atoms have exactly the energies of
-    the priors (reference energies). Sums are taken in float64.
+    The energy of a structure is Σ_i [ energy_scale · (ε_i − ε_i⁰) + priors_i ] + energy_shift. Here ε_i is the output
+    of the head, and ε_i⁰ its output for the same atom alone and neutral, so that separated atoms have exactly the
+    energies of the priors (reference energies). Sums are in float64.
 
     Args:
-        representation: structure → per-atom features.
-        head: per-atom features → per-atom energies; None for a model of other properties, whose energy is that of
-            the priors.
-        priors: terms that are added.
-        energy_scale: eV per unit of the head.
+        representation: network that turns a structure into features of atoms.
+        head: head that turns features into energies of atoms; None for a model of other properties, whose energy is
+            the energy of the priors.
+        priors: physical energies that are added.
+        energy_scale: the head's unit in eV.
         energy_shift: eV, added once to each structure (0 except for models trained on standardised energies).
         subtract_isolated: subtract ε_i⁰; False for models that were trained without.
         elements: atomic numbers that the model was trained on; None means all that it can represent.
         properties: heads of further properties; the one named "charges" gives `Result.charges`.
-        atom_filter: atoms with atomic numbers up to this one take part in the messages, and have no energy and no
-            share in properties; −1 keeps all.
-        total_charges: total charges in e of the structures that the model was trained on; None: not stated.
-        closed_shell: trained on closed shells only: an odd number of electrons is refused.
-        compositions: atomic number -> atoms; the reference energies of their combinations alone are determined, and all
-            others are warned of. None: those of every element are.
-        config: what `from_config` would need to build this potential, kept in the checkpoint.
-        others: further networks of the same form (representation, head), with the priors that depend on the elements
-            alone: all results are means over the members, the first one among them, and their spread is known.
+        atom_filter: atoms with atomic numbers up to this one take part in the messages, but have no energy and do not
+            count in properties; −1 keeps all.
+        total_charges: total charges in e of the training structures; None: not stated.
+        closed_shell: True if all training structures had closed shells; odd numbers of electrons are then refused.
+        compositions: atomic number -> number of atoms. Only combinations of these have determined reference energies;
+            others cause a warning. None: the reference energy of every element is determined.
+        config: the configuration from which `from_config` can build this potential, stored in model files.
+        others: further networks of the same form (representation, head), each with its priors that depend on the
+            elements alone. All results are then means over all members, and their spread is known.
 
     Attributes:
-        allow_untrained_charge: evaluate what is refused as UntrainedCharge otherwise, with a warning.
-        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf"; see `in_cells`.
-        fast_calls: what calls run on in evaluation mode (`torchmdnet2.load` sets it); None: autograd.
-        calibration: what `novelty` reads, kept in model files; None: not calibrated.
+        allow_untrained_charge: evaluate structures that are otherwise refused with UntrainedCharge, with a warning.
+        coulomb: method for Coulomb sums over all pairs in periodic cells, "pme" or "dsf"; see `in_cells`.
+        fast_calls: evaluator of calls in evaluation mode (`torchmdnet2.load` sets it); None: autograd.
+        calibration: calibration that `novelty` uses, stored in model files; None: not calibrated.
         level_names: the levels of theory, the default one first; empty for a model of one level.
     """
 
@@ -221,11 +221,11 @@ class Potential(nn.Module):
             config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
                 …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
                 "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell", "compositions",
-                "others": [{"priors": [those of a further member that depend on the elements alone]}, …], "level": name
-                of the default level of theory, "levels": {name: what `Level` has}}; all but "model" may be absent. A
-                head that predicts no energy may be given as "head" too.
-            network: a potential of the same "model", "head" and "properties", whose representation and heads are taken
-                over instead of new ones; scale and shift of the heads may differ.
+                "others": [{"priors": [priors of a further member that depend on the elements alone]}, …], "level": name
+                of the default level of theory, "levels": {name: configuration of a `Level`}}. Only "model" is required.
+                "head" may also be a head that does not predict the energy.
+            network: a potential with the same "model", "head" and "properties", whose representation and heads are used
+                instead of new ones; scale and shift of the heads may differ.
 
         Raises:
             KeyError: a name is not registered.
@@ -270,7 +270,7 @@ class Potential(nn.Module):
         return potential
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Potential:
-        """What `to`, `float` and the like do; 16 bits are refused."""
+        """Apply a conversion such as `to` or `float`; refuse 16 bits."""
         refuse_precision(fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
@@ -288,13 +288,13 @@ class Potential(nn.Module):
 
     @property
     def elements_of_levels(self) -> list[int]:
-        """Atomic numbers that it was trained on at one of its levels of theory; `elements` are those of the default."""
+        """Atomic numbers of the training at any level of theory; `elements` has those of the default level."""
         levels: Iterable[Level] = self.levels  # type: ignore[assignment]
         return sorted({*self.elements, *(int(z) for level in levels for z in level.config.get("elements") or ())})
 
     @property
     def level_of_theory(self) -> str | None:
-        """What the labels of the training were computed with; None where the metadata do not state it."""
+        """Level of theory of the training labels; None if the metadata do not state it."""
         found = levels_of(self.config, self.metadata)
         return found[0] if found else None
 
@@ -304,13 +304,13 @@ class Potential(nn.Module):
 
     @property
     def reads_charge(self) -> bool:
-        """Whether the energy depends on the total charge; of a model of other properties only, whether these do."""
+        """True if the energy depends on the total charge; for a model without energy, True if a property does."""
         parts = [self.representation, *self.priors, *(self.properties.values() if self.head is None else [self.head])]
         return any(part.reads_charge for part in parts) or any(prior.uses_charges for prior in self.priors)
 
     @property
     def outputs(self) -> dict[str, Output]:
-        """What it predicts beside energies, forces and stress, by name, as its parts declare it."""
+        """Name -> output, for all outputs besides energy, forces and stress, as the parts declare them."""
         found = {output.name: output for output in self.representation.outputs}
         found |= SPREADS if self.others else {}
         heads: Iterable[tuple[str, PropertyHead]] = self.properties.items()  # type: ignore[assignment]
@@ -318,7 +318,7 @@ class Potential(nn.Module):
 
     @property
     def members(self) -> list[Potential]:
-        """Each network with its priors, as a potential on the same weights; of a potential without others, itself."""
+        """Each network with its priors as a potential with shared weights; a single potential is its only member."""
         if not self.others:
             return [self]
         shared = [prior for prior in self.priors if not prior.constant]
@@ -328,22 +328,22 @@ class Potential(nn.Module):
         ]
 
     def _with(self, **modules: Any) -> Potential:
-        """A potential of one member with other parts on the same weights."""
+        """Return a potential of one member with some other parts and shared weights."""
         part = copy.copy(self)
         part.fast_calls = None
         part._modules = {**self._modules, "others": nn.ModuleList(), **modules}
         return part
 
     def in_cells(self, coulomb: CoulombInCells | None = None) -> Potential:
-        """What evaluates periodic cells: itself, or where parts of it sum over all pairs, one with other sums there.
+        """Return the potential for periodic cells: itself, or one with other sums if a part sums over all pairs.
 
-        Coulomb energies are summed over all images, D3 dispersion has a cutoff; weights are shared.
+        In cells, Coulomb energies are summed over all images, and D3 dispersion has a cutoff. Weights are shared.
 
         Args:
-            coulomb: "pme" or "dsf"; None takes the potential's own setting.
+            coulomb: "pme" or "dsf"; None takes the potential's setting.
 
         Returns:
-            Itself in training mode: a model is trained on what its configuration says.
+            The potential; itself in training mode, since its configuration defines what is trained.
         """
         if self.training:
             return self
@@ -355,14 +355,14 @@ class Potential(nn.Module):
         return self._with(priors=nn.ModuleList(priors).eval(), head=head, others=self.others)
 
     def set_levels(self, default: str, further: Mapping[str, dict[str, Any]]) -> None:
-        """Give it further levels of theory, which `at_level` chooses.
+        """Add further levels of theory, which `at_level` chooses.
 
         Args:
-            default: name of the level that it has.
+            default: name of the present level.
             further: name -> configuration of a `Level`.
 
         Raises:
-            ValueError: reference energies of a level without a prior atomref; a potential of several members.
+            ValueError: a level has reference energies, but there is no prior atomref; or there are several members.
         """
         if self.others:
             raise ValueError("a potential of several members cannot have several levels of theory")
@@ -371,10 +371,10 @@ class Potential(nn.Module):
         self.level_names = [default, *further]
 
     def at_level(self, name: str) -> Potential:
-        """A potential of one level of theory alone, which shares the weights of this one.
+        """Return the potential of a single level of theory, with shared weights.
 
         Args:
-            name: one of `level_names`, or what the metadata of a model of one level state.
+            name: one of `level_names`, or the stated level of a model with a single level.
 
         Raises:
             ValueError: the model does not have this level.
@@ -416,25 +416,25 @@ class Potential(nn.Module):
         neighbors: NeighborList | None = None,
         create_graph: bool | None = None,
     ) -> Result:
-        """Energy, forces and stress of a batch of structures.
+        """Compute energy, forces and stress of a batch of structures.
 
         Args:
-            system: N atoms in B structures, on the potential's device; never changed.
-            forces: whether to compute them.
-            stress: whether to compute it.
-            neighbors: all directed edges within `cutoff` or further, to reuse a list; searched when None.
-            create_graph: keep the graph, so that the results can be differentiated (again). None: in training mode, and
-                where positions, cells or charges require a gradient or the caller is within a transform of
-                `torch.func`.
+            system: N atoms in B structures, on the potential's device; it is not changed.
+            forces: compute the forces.
+            stress: compute the stress.
+            neighbors: a list of all edges within `cutoff` or further, to reuse it; None searches the edges.
+            create_graph: keep the graph, so that results can be differentiated (again). None keeps it in training mode,
+                if positions, cells or charges require a gradient, and within a transform of `torch.func`.
 
         Returns:
-            Result; forces and stress in the floating-point type of `system.pos`.
+            Result; forces and stress have the floating-point type of `system.pos`.
 
         Raises:
-            ValueError: a position, cell or charge is not finite (names the atom); two atoms at the same place; stress
-                without a cell; a spin state that the model does not know; neighbors that lack edges.
-            UnknownElement: an atom's element is not one the model was trained on.
-            UntrainedCharge: a total charge or odd number of electrons that it was not trained on, or does not use.
+            ValueError: a position, cell or charge is not finite (the message names the atom), two atoms are at the same
+                place, the stress is requested without a cell, the model does not know the spin state, or `neighbors`
+                lacks edges.
+            UnknownElement: the model was not trained on the element of an atom.
+            UntrainedCharge: the model was not trained on a total charge or odd number of electrons, or ignores it.
         """
         if create_graph is None:
             create_graph = is_differentiated(require_system(system)) or self.training
@@ -453,7 +453,7 @@ class Potential(nn.Module):
         neighbors: NeighborList | PairLists | None = None,
         create_graph: bool | None = None,
     ) -> Result:
-        """The same by autograd in plain PyTorch: the specification of every faster path. See `forward`.
+        """Compute the same by autograd in plain PyTorch, which specifies the results of all kernels. See `forward`.
 
         Args:
             system: as for `forward`.
@@ -539,15 +539,15 @@ class Potential(nn.Module):
         create_graph: bool = False,
         isolated: Tensor | None = None,
     ) -> Result:
-        """`forward` without its checks, on pair lists that are given: waits for the device only where a part does.
+        """Compute `forward` without its checks, on given pair lists; it waits for the device only if a part does.
 
         Args:
-            system: as of `forward`.
-            forces: likewise.
-            stress: likewise.
-            create_graph: likewise.
-            lists: pairs by cutoff.
-            isolated: `isolated_energies()`, where they are known.
+            system: as for `forward`.
+            forces: as for `forward`.
+            stress: as for `forward`.
+            create_graph: as for `forward`.
+            lists: pair lists by cutoff.
+            isolated: `isolated_energies()`, if they are known.
         """
         if self.others:
             return mean_of([m.compute(system, lists, forces, stress, create_graph) for m in self.members])
@@ -575,12 +575,12 @@ class Potential(nn.Module):
     def atom_energies(
         self, system: System, neighbors: NeighborList | PairLists, isolated: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable.
+        """Return energies [N] (eV, float64, with priors) and charges [N] or None of the atoms; differentiable.
 
         Args:
             system: N atoms.
             neighbors: edges within `cutoff`, or lists for several cutoffs.
-            isolated: as of `compute`.
+            isolated: as for `compute`.
         """
         known = neighbors if isinstance(neighbors, PairLists) else PairLists(system, {self.cutoff: neighbors})
         if self.others:
@@ -608,20 +608,20 @@ class Potential(nn.Module):
         return energies, charges, properties
 
     def _require_declared(self, features: Features, properties: dict[str, Tensor], graph: Graph) -> None:
-        """Raise ValueError where a part predicts something else than it declares."""
+        """Raise ValueError if the outputs of a part differ from its declaration."""
         for name, value in properties.items():
             head: PropertyHead = self.properties[name]  # type: ignore[assignment]
             size = head.output.size(graph.num_atoms, graph.num_systems)
             if tuple(value.shape) != size:
                 raise ValueError(
                     f"the head {type(head).__name__} declares '{name}' as {head.output}, which is {list(size)} here, "
-                    f"and gives {list(value.shape)}: set its attributes per ('atom' or 'system') and shape"
+                    f"but gives {list(value.shape)}: set its attributes per ('atom' or 'system') and shape"
                 )
         declared = CHARGES in self.representation.outputs
         if declared != (features.charges is not None):
             kind = type(self.representation).__name__
             raise ValueError(
-                f"{kind} declares charges and predicts none: leave them out of its outputs"
+                f"{kind} declares charges but predicts none: leave them out of its outputs"
                 if declared
                 else f"{kind} predicts charges that it does not declare: set outputs = (CHARGES,)"
             )
@@ -629,7 +629,7 @@ class Potential(nn.Module):
     def _network_energies(
         self, features: Features, graph: Graph, neighbors: NeighborList, isolated: Tensor | None
     ) -> Tensor:
-        """ε_i − ε_i⁰ in the head's unit, [N] float64."""
+        """Return ε_i − ε_i⁰ in the head's unit, [N] float64."""
         if self.head is None:
             return torch.zeros(graph.num_atoms, dtype=torch.float64, device=self.device)
         energies = self.head(features, graph).double()
@@ -643,24 +643,24 @@ class Potential(nn.Module):
             zero = (self.isolated_energies() if isolated is None else isolated)[graph.z]
             if getattr(self.head, "reduce", "sum") == "mean":
                 zero = zero / atom_counts(graph).clamp(min=1)[graph.batch]
-            # equal up to rounding for an atom alone: make it exact
+            # for an atom alone both are equal up to rounding: make the difference exactly zero
             energies = torch.where(alone, 0.0, energies - zero)
         return energies
 
     def prior_energies(
         self, system: System, neighbors: NeighborList | None = None, charges: Tensor | None = None
     ) -> Tensor:
-        """Energies of the priors alone, [N] eV float64, differentiable: the baseline of delta learning.
+        """Return the energies of the priors alone, [N] eV float64, differentiable: the baseline of delta learning.
 
-        The network learns the difference of the labels from it. A label may also be reduced by it beforehand.
+        The network learns the difference between labels and baseline. A label may also be reduced by it beforehand.
 
         Args:
             system: N atoms.
             neighbors: edges within `cutoff`, to reuse a list.
-            charges: [N] charges in e for priors that use the network's.
+            charges: [N] charges in e, for priors that use the network's charges.
 
         Raises:
-            ValueError: a prior does not know such a structure.
+            ValueError: a prior cannot evaluate a structure.
         """
         if bool(system.detach().pbc.any()) and (cells := self.in_cells()) is not self:
             if not is_mixed(system):
@@ -681,12 +681,12 @@ class Potential(nn.Module):
         total = torch.zeros(system.num_atoms, dtype=torch.float64, device=self.device)
         for prior in self.priors:
             pairs = None if prior.cutoff is None else lists(prior.cutoff)
-            # plug-in priors may take two arguments
+            # priors of plug-ins may take only two arguments
             total = total + (prior(system, pairs, charges) if prior.uses_charges else prior(system, pairs))
         return total
 
     def isolated_energies(self) -> Tensor:
-        """ε⁰ of each element by atomic number, [max_z] float64 in the head's unit; 0 for unknown elements."""
+        """Return ε⁰ by atomic number, [max_z] float64 in the head's unit; 0 for unknown elements."""
         assert self.head is not None
         if self.others:
             return torch.stack([member.isolated_energies() for member in self.members]).mean(0)
@@ -698,7 +698,7 @@ class Potential(nn.Module):
 
     @torch.no_grad()
     def subtracted_energies(self) -> Tensor | None:
-        """`isolated_energies()` for calls that keep the weights; None where none are subtracted."""
+        """Return `isolated_energies()` for repeated calls with the same weights; None if none are subtracted."""
         return self.isolated_energies() if self.head is not None and self.subtract_isolated else None
 
     def check_elements(self, z: Tensor, name: Callable[[int], str] = "atom {}".format) -> None:
@@ -706,23 +706,23 @@ class Potential(nn.Module):
 
         Args:
             z: [N] atomic numbers.
-            name: what the error calls an entry of `z`, by its index.
+            name: function that returns the name of an entry of `z`, for the message.
 
         Raises:
-            UnknownElement: with the name of the first entry.
+            UnknownElement: an element is unknown; the message names the first such entry.
         """
         refuse_elements(z, self._known, self.elements, name)
 
     def novelty(self, system: System) -> Tensor:
-        """How unlike the atoms of the training each atom is, [N] float64; above 1: outside of what the model knows.
+        """Return the novelty of each atom, [N] float64; an atom above 1 is unlike the atoms of the training.
 
-        Of several members the features of the first one are looked at.
+        With several members, the features of the first one count.
 
         Args:
             system: N atoms.
 
         Raises:
-            ValueError: the potential is not calibrated, or for other weights; others as `forward`.
+            ValueError: the potential is not calibrated, or was calibrated with other weights; and as `forward`.
         """
         if self.calibration is None:
             raise ValueError("the model is not calibrated: run `torchmdnet2 calibrate` with its training frames")
@@ -731,7 +731,7 @@ class Potential(nn.Module):
 
 
 def statistics(results: Sequence[Mapping[str, Tensor | None]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Mean and sample standard deviation of what all members give."""
+    """Return the mean and sample standard deviation of the results of all members."""
     mean, std = {}, {}
     for name in results[0]:
         values = [value for value in (r.get(name) for r in results) if value is not None]
@@ -742,14 +742,14 @@ def statistics(results: Sequence[Mapping[str, Tensor | None]]) -> tuple[dict[str
 
 
 def mean_of(results: Sequence[Result]) -> Result:
-    """The mean over members, with the spread among the properties."""
+    """Return the mean over members; its properties include the spread."""
     mean, std = statistics([{name: getattr(r, name) for name in RESULTS} for r in results])
     spread = {f"{name}_std": std[name] for name in ("energy", "forces") if name in std}
     return Result(**mean, properties={**statistics([r.properties for r in results])[0], **spread})
 
 
 def _network(model: Mapping[str, Any], heads: Iterable[Mapping[str, Any]]) -> tuple[Representation, list[Any]]:
-    """A representation and its heads."""
+    """Return a representation and its heads."""
     arguments, given = dict(model), [dict(head) for head in heads]
     representation = REPRESENTATIONS[arguments.pop("name")](**arguments)
     return representation, [HEADS[head.pop("name")](representation.hidden_channels, **head) for head in given]
@@ -761,7 +761,7 @@ def _priors(given: Iterable[Mapping[str, Any]] | None) -> list[Prior]:
 
 
 def _with_scales(heads: list[Any], given: list[dict[str, Any]]) -> list[Any]:
-    """The same heads, scale and shift as in their configurations."""
+    """Set scale and shift of heads to those of their configurations, and return the heads."""
     for head, values in zip(heads, given, strict=True):
         for key in ("scale", "shift"):
             if key in values:

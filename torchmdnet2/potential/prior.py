@@ -1,4 +1,4 @@
-"""Prior: a physical term that is added to the network's energy.
+"""Prior: a physical energy that is added to the energy of the network.
 
 Shapes: N atoms, B structures.
 """
@@ -18,7 +18,7 @@ __all__ = ["Prior", "PriorSum", "atomic_number"]
 
 
 def atomic_number(element: int | str, max_z: int = 128) -> int:
-    """1 of 1, "1" (as in JSON) and "H".
+    """Return the atomic number of an element, given as a number, a number in text (as in JSON) or a symbol.
 
     Raises:
         ValueError: there is no such element below `max_z`.
@@ -36,18 +36,19 @@ def atomic_number(element: int | str, max_z: int = 128) -> int:
 
 
 class Prior(Float64Buffers, ABC):
-    """One physical term. Registered in `torchmdnet2.registry.PRIORS`.
+    """Base class of physical energies. Registered in `torchmdnet2.registry.PRIORS`.
 
-    Forces and stress follow from the energy: a prior has only to be differentiable in `system.pos` and
-    `system.cell` (through `neighbors.vectors(system)`).
+    Forces and stress follow from the energy, which must be differentiable in `system.pos` and `system.cell` (through
+    `neighbors.vectors(system)`).
 
     Attributes:
-        cutoff: Å of the neighbor list that `forward` is given; None when it needs none; infinity for all pairs of
-            each structure, which must then not be periodic: `in_cells` gives what evaluates cells.
-        uses_charges: `forward` needs the charges that the network predicts.
-        reads_charge: the total charge changes the energy, other than by those charges.
-        constant: the energies depend on the elements alone: no forces, and fast paths compute them once.
-        repels: it keeps atoms apart that are nearer than any bond.
+        cutoff: cutoff in Å of the neighbor list for `forward`; None if it needs none. Infinity means all pairs of each
+            structure, which must not be periodic; `in_cells` returns a prior for cells.
+        uses_charges: True if `forward` needs the charges that the network predicts.
+        reads_charge: True if the energy depends on the total charge, other than through those charges.
+        constant: True if the energies depend on the elements alone, so that there are no forces and compiled steps
+            compute them once.
+        repels: True if it repels atoms that are closer than any bond.
     """
 
     cutoff: float | None = None
@@ -57,48 +58,51 @@ class Prior(Float64Buffers, ABC):
     repels: bool = False
 
     def check(self, system: System) -> None:
-        """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU.
+        """Raise ValueError for a structure that cannot be evaluated.
+
+        `forward` need not check, since a check waits for the GPU.
 
         Args:
             system: the structure, or a batch.
         """
 
     def require_values(self) -> None:
-        """Raise MissingBackend where values are lacking that a package holds which is not installed."""
+        """Raise MissingBackend if values are missing because the package that holds them is not installed."""
 
     def adopt_values(self, other: Prior) -> None:
-        """Take such values from another model's prior of the same class, where they are lacking.
+        """Take missing values of this kind from another model's prior of the same class.
 
         Args:
             other: any prior.
         """
 
     def in_cells(self, coulomb: CoulombInCells) -> Prior:
-        """What takes the place of this in periodic cells: itself, or for a sum over all pairs one that ends.
+        """Return the prior for periodic cells: this one, or for a sum over all pairs one that converges in cells.
 
         Args:
-            coulomb: how Coulomb energies are summed.
+            coulomb: method for Coulomb sums.
         """
         return self
 
     def for_atoms(self, places: Tensor) -> Prior:
-        """The prior of a structure made of some atoms of each of its structures, by their places there: itself.
+        """Return the prior for some atoms of its structures; by default this one.
 
         Args:
-            places: of the atoms in their structures, from 0.
+            places: positions of the atoms in their structures, from 0.
         """
         return self
 
     @abstractmethod
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
-        """
+        """Return the energies of the atoms.
+
         Args:
             system: N atoms in B structures.
-            neighbors: all pairs within `cutoff`; None when `cutoff` is None.
-            charges: [N] partial charges in e predicted by the network; None where it predicts none.
+            neighbors: all pairs within `cutoff`; None if `cutoff` is None.
+            charges: [N] partial charges in e from the network; None if it predicts none.
 
         Returns:
-            [N] energies of the atoms in eV, their sum being the energy of the term.
+            [N] energies of the atoms in eV; their sum is the energy of the prior.
         """
 
     def __add__(self, other: Prior | PriorSum) -> PriorSum:
@@ -106,7 +110,7 @@ class Prior(Float64Buffers, ABC):
 
 
 class PriorSum(nn.ModuleList):
-    """A sum of priors, written `ZBL() + D2() + Coulomb(charges)`; what a Potential takes as its `priors`."""
+    """A sum of priors for a Potential, written `ZBL() + D2() + Coulomb(charges)`."""
 
     def __add__(self, other: Prior | PriorSum) -> PriorSum:  # type: ignore[override]
         return PriorSum([*self, *(other if isinstance(other, PriorSum) else [other])])

@@ -1,4 +1,4 @@
-"""What a potential refuses to evaluate, and in which words.
+"""Checks of structures that a potential refuses to evaluate, and their error messages.
 
 Shapes: N atoms, E directed edges, B structures.
 """
@@ -34,13 +34,13 @@ SYMBOLS = (
 
 
 def rename(error: Exception, name: str) -> None:
-    """Give an error about a structure alone the name that the user knows it by."""
+    """Put the user's name of a structure into an error that was raised for this structure alone."""
     words = str(error)
     error.args = (words.replace("system 0", name, 1) if words.startswith("system 0") else f"{name}: {words}",)
 
 
 def require_potential(potential: Any) -> Any:
-    """The same; TypeError for what is not a Potential, with what to give instead."""
+    """Return a Potential; raise TypeError with a remedy for anything else."""
     if isinstance(potential, str | os.PathLike):
         raise TypeError(f"a Potential is needed, got the path of a file: give torchmdnet2.load({str(potential)!r})")
     if not hasattr(potential, "representation"):
@@ -49,7 +49,7 @@ def require_potential(potential: Any) -> Any:
 
 
 def require_system(system: Any) -> System:
-    """The same; TypeError for what is not a System, with what to give instead."""
+    """Return a System; raise TypeError with a remedy for anything else."""
     if not isinstance(system, System):
         remedy = "System.from_ase(atoms)" if hasattr(system, "get_positions") else "System(z=…, pos=…)"
         raise TypeError(f"a potential evaluates a torchmdnet2.System, got {type(system).__name__}: give {remedy}")
@@ -64,7 +64,7 @@ def require_stress(system: System) -> None:
 
 
 def refuse_precision(dtype: torch.dtype, what: str = "a potential") -> None:
-    """Refuse weights or positions of 16 bits, which hold three digits: energies would be off by tenths of eV."""
+    """Refuse weights or positions of 16 bits, whose three digits would give energies with errors of tenths of eV."""
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"{what} in {str(dtype).removeprefix('torch.')}: only float32 and float64 have the digits that energies "
@@ -73,9 +73,9 @@ def refuse_precision(dtype: torch.dtype, what: str = "a potential") -> None:
 
 
 def refuse_spin(system: System, reads_spin: bool) -> None:
-    """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted.
+    """Refuse a spin state that the model would ignore; the lowest one, multiplicity 1 or 2, is assumed.
 
-    One that the number of electrons excludes is refused of every model: the charge or an H atom is wrong.
+    Every model refuses a multiplicity that the number of electrons excludes, since the charge or an H atom is wrong.
     """
     if not bool(system.spin.any()):
         return
@@ -100,18 +100,18 @@ def refuse_spin(system: System, reads_spin: bool) -> None:
 def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, model: str, allow: bool) -> None:
     """Refuse a total charge that the model was not trained on or does not see.
 
-    A model that does not see the charge gives the same numbers for all: it knows the charge of its training
-    structures where they had one and the same, else 0.
+    A model that does not see the charge gives the same numbers for all charges. It knows the common charge of its
+    training structures, or 0 if they differ.
 
     Args:
         system: B structures.
         trained: charges of the training in e; None: not stated.
-        reads: whether the model sees the charge.
-        model: its name, for the message.
+        reads: True if the model sees the charge.
+        model: name of the model, for the message.
         allow: warn instead.
 
     Raises:
-        UntrainedCharge: names the structure.
+        UntrainedCharge: a charge is refused; the message names the structure.
     """
     known = trained
     if not reads and (trained is None or len(trained) > 1):
@@ -141,10 +141,10 @@ def refuse_odd_electrons(system: System, allow: bool, protons: torch.Tensor | No
     Args:
         system: B structures.
         allow: warn instead.
-        protons: [B] sums of their atomic numbers, where the system does not hold all atoms.
+        protons: [B] sums of the atomic numbers, if the system does not hold all atoms.
 
     Raises:
-        UntrainedCharge: names the structure.
+        UntrainedCharge: the number of electrons is odd; the message names the structure.
     """
     charge = system.charge.detach()
     electrons = system.electrons if protons is None else protons - charge
@@ -176,10 +176,10 @@ def refuse_elements(z: torch.Tensor, known: torch.Tensor, trained: Sequence[int]
         z: [N] atomic numbers.
         known: booleans by atomic number.
         trained: atomic numbers, for the message.
-        name: what an atom is called in the message, by its index.
+        name: function that returns the name of an atom from its index, for the message.
 
     Raises:
-        UnknownElement: names the first of them.
+        UnknownElement: an element is unknown; the message names the first atom.
     """
     top = known.shape[0]
     unknown = ~known[z.clamp(0, top - 1)] | (z < 0) | (z >= top)
@@ -205,7 +205,7 @@ def refuse_coincident(neighbors: NeighborList, system: System) -> None:
     """Refuse two atoms at the same place, whose energy and forces mean nothing.
 
     Raises:
-        ValueError: names both.
+        ValueError: two atoms are at the same place; the message names both.
     """
     system = system.detach()
     vectors = neighbors.vectors(system)
@@ -214,7 +214,7 @@ def refuse_coincident(neighbors: NeighborList, system: System) -> None:
 
 
 def coincident(neighbors: NeighborList, system: System) -> ValueError:
-    """The error about the two atoms of a list, or the atom and its own periodic image, that are closest."""
+    """Return the error for the closest two atoms of a list, or for an atom and its periodic image."""
     distances = neighbors.distances(system.detach())
     edge = int(distances.argmin())
     i, j = neighbors.edge_index[:, edge].tolist()
