@@ -1,4 +1,4 @@
-"""Physical priors; importing this package registers all of them."""
+"""Physical priors, which are added to the energy of a network; importing this package registers all of them."""
 
 from ..potential.prior import Prior, PriorSum
 from .atomref import Atomref

@@ -17,15 +17,15 @@ __all__ = ["Atomref"]
 
 @PRIORS.register("atomref")
 class Atomref(Prior):
-    """A constant energy per element, kept and added in float64.
+    """Adds a constant reference energy for each element, in float64.
 
     Args:
         energies: symbol or atomic number → eV; elements that are not listed have 0.
-        max_z: atomic numbers 0 … max_z − 1.
-        trainable: let training change them.
+        max_z: atomic numbers 0 … max_z − 1 are allowed.
+        trainable: let training change the energies.
 
     Raises:
-        ValueError: a key is not an element, or not below max_z; a structure has an element that is not.
+        ValueError: a key is not an element; or a key, or an element of a structure, is not below max_z.
     """
 
     constant = True
@@ -37,12 +37,12 @@ class Atomref(Prior):
         for z, energy in (energies or {}).items():
             table[atomic_number(z, max_z)] = float(energy)
         self.register_buffer("initial", table)
-        # the change that training makes; small, so that float32 is enough for it
+        # changes made by training, which are so small that float32 is enough
         self.change = nn.Parameter(torch.zeros(max_z)) if trainable else None
 
     @property
     def table(self) -> Tensor:
-        """Energies by atomic number, [max_z] eV, float64, changes made by training included."""
+        """Return energies by atomic number with the changes made by training, [max_z] eV, float64."""
         return self.initial if self.change is None else self.initial + self.change.double()
 
     def check(self, system: System) -> None:
@@ -52,12 +52,12 @@ class Atomref(Prior):
             system: the structure, or a batch.
 
         Raises:
-            ValueError: there are such elements.
+            ValueError: a structure has such an element.
         """
         beyond = system.z >= self.initial.shape[0]
         if bool(beyond.any()):
             raise ValueError(
-                f"the prior 'atomref' was made with max_z = {self.initial.shape[0]}, and there is "
+                f"the prior 'atomref' was made with max_z = {self.initial.shape[0]}, but there is "
                 f"Z = {int(system.z[beyond][0])}"
             )
 

@@ -1,4 +1,4 @@
-"""Dispersion between atoms: Grimme's D2.
+"""Dispersion between atoms: Grimme's D2, and D3 with rational damping.
 
 Shapes: E directed edges.
 """
@@ -57,8 +57,8 @@ class D2(Prior):
 
     Args:
         cutoff: Å.
-        s6: scale: 1 by itself, 0.75 for PBE, 1.05 for B3LYP.
-        switch_width: Å over which the energy goes smoothly to zero before the cutoff; 0 ends it abruptly.
+        s6: scale, such as 0.75 for PBE and 1.05 for B3LYP.
+        switch_width: width in Å, before the cutoff, over which the energy goes smoothly to zero; with 0 it jumps.
 
     Raises:
         ValueError: an option is out of range; an element is beyond xenon.
@@ -87,7 +87,7 @@ class D2(Prior):
         """
         unknown = system.z >= self.c6.shape[0]
         if bool(unknown.any()):
-            raise ValueError(f"the prior 'd2' ends at xenon (Z = 54), and there is Z = {int(system.z[unknown][0])}")
+            raise ValueError(f"the prior 'd2' ends at xenon (Z = 54), but there is Z = {int(system.z[unknown][0])}")
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         assert neighbors is not None
@@ -102,7 +102,7 @@ class D2(Prior):
 # --- Dispersion that depends on the coordination of the atoms: D3 with rational (Becke–Johnson) damping ---
 
 CELL_CUTOFF, CELL_SWITCH_WIDTH = 15.0, 2.0
-"""Å, in periodic cells, of what is a sum over all pairs in molecules. What is left out: docs/priors.md."""
+"""Cutoff in Å in periodic cells, if molecules have a sum over all pairs. docs/priors.md says what is left out."""
 
 _REFERENCES = 7
 _REFERENCES_OF_AIMNET2 = 5
@@ -118,28 +118,28 @@ class D3(Prior):
     C6_ij is the mean over reference systems a of i and b of j with weights ∝ exp(−4 (CN_i − CN_a)²); C8_ij =
     3 C6_ij Q_i Q_j; CN_i = Σ_j 1/(1 + exp(−16 (R_ij/d − 1))). No three-body term.
 
-    The reference values of the elements of `organic` come with this package. Those of other elements are read from the
-    package `tad-dftd3` when the prior is first made. Model files keep the values that they need.
+    This package has the reference values for the elements of `organic`. For other elements they are read from the
+    package `tad-dftd3` when the prior is made. Model files store the values that they need.
 
     Sources: S. Grimme et al., J. Chem. Phys. 132, 154104 (2010); S. Grimme, S. Ehrlich, L. Goerigk, J. Comput. Chem.
     32, 1456 (2011), Eqs. 4–6.
 
     Args:
         elements: atomic numbers that can occur.
-        s8: parameter of the density functional, as published. PBE0: 1.2177.
+        s8: published parameter of the density functional. PBE0: 1.2177.
         a1: likewise. PBE0: 0.4145.
-        a2: likewise, bohr. PBE0: 4.8593.
-        s6: 1 but for double hybrids.
-        cutoff: Å; None: all pairs of a molecule.
-        switch_width: Å over which the energy goes smoothly to zero before the cutoff.
-        variant: "published"; or "aimnet2" as in the program of AIMNet2, where CN_i is at most the number of the
-            element's reference systems, and elements with less than five of them have others of CN = −1 without
-            dispersion, which make C6 smaller at low coordination.
+        a2: likewise, in bohr. PBE0: 4.8593.
+        s6: 1, except for double hybrids.
+        cutoff: cutoff in Å; None sums over all pairs of a molecule.
+        switch_width: width in Å, before the cutoff, over which the energy goes smoothly to zero.
+        variant: "published", or "aimnet2" for the variant in AIMNet2's program. There, CN_i is at most the number of
+            the element's reference systems, and elements with fewer than five have further references with CN = −1
+            and without dispersion, which reduce C6 at low coordination.
 
     Raises:
-        MissingBackend: on use, when there are no reference values of an element: neither this package nor `tad-dftd3`
-            nor a model file gave them.
-        ValueError: an option is out of range; an element is not among `elements`.
+        MissingBackend: on use, if reference values of an element are missing in this package, `tad-dftd3` and the model
+            file.
+        ValueError: an option is out of range, or an element is not among `elements`.
     """
 
     c6: Tensor
@@ -178,14 +178,14 @@ class D3(Prior):
             self.register_buffer(name, value)
 
     def check(self, system: System) -> None:
-        """Refuse elements that this was made without, and periodic structures of a sum over all pairs.
+        """Refuse elements outside `elements`, and periodic structures if the sum is over all pairs.
 
         Args:
             system: the structure, or a batch.
 
         Raises:
-            ValueError: there are such elements or structures.
-            MissingBackend: as of `require_values`.
+            ValueError: there is such an element or structure.
+            MissingBackend: as for `require_values`.
         """
         self.require_values()
         if math.isinf(self.cutoff):
@@ -195,10 +195,10 @@ class D3(Prior):
             raise ValueError(f"the prior 'd3' was made without Z = {int(system.z[types < 0][0])}")
 
     def in_cells(self, coulomb: CoulombInCells) -> Prior:
-        """With a cutoff of `CELL_CUTOFF`, where this sums over all pairs.
+        """Return a prior with the cutoff `CELL_CUTOFF`, if this one sums over all pairs; else this one.
 
         Args:
-            coulomb: how Coulomb energies are summed.
+            coulomb: method for Coulomb sums, which has no effect here.
         """
         if math.isfinite(self.cutoff):
             return self
@@ -224,18 +224,18 @@ class D3(Prior):
         return bool((self.c6 < 0).any())
 
     def tables(self) -> dict[str, Tensor]:
-        """The reference values of `elements`: "c6" [T, T, 7, 7], "coordination" [T, 7], "radii" [T], "moments" [T]."""
+        """Return the reference values: "c6" [T, T, 7, 7], "coordination" [T, 7], "radii" [T], "moments" [T]."""
         return {name: getattr(self, name) for name in _TABLES}
 
     def reference_coordination(self) -> Tensor:
-        """CN_a of the references, [T, 7] float64; those that do not count are so far away that their weight is 0."""
+        """Return CN_a of the references, [T, 7] float64; missing references have values so large that they weigh 0."""
         absent = self.coordination < 0
         if self.variant == "aimnet2":
             absent[:, :_REFERENCES_OF_AIMNET2] = False
         return self.coordination.masked_fill(absent, _FAR)
 
     def largest_coordination(self) -> Tensor:
-        """What CN cannot exceed, [T] float64."""
+        """Return the upper limits of CN, [T] float64."""
         if self.variant == "aimnet2":
             return (self.coordination >= 0).sum(1).double()
         return torch.full_like(self.radii, _FAR)
@@ -255,7 +255,7 @@ class D3(Prior):
             -_WEIGHT_STEEPNESS * (coordination[:, None] - self.reference_coordination()[types]) ** 2, 1
         )
 
-        # mix the receiver's references per atom and element of the sender, so that edges carry 7 numbers and not 49
+        # mix the receiver's references once for each atom and sender element, so that edges need 7 numbers, not 49
         mixed = torch.einsum("na,ntab->ntb", weights, self.c6[types])
         c6 = (mixed[receiver, types[sender]] * weights[sender]).sum(1)
         ratio = 3 * self.moments[types[receiver]] * self.moments[types[sender]]  # C8/C6
@@ -265,7 +265,7 @@ class D3(Prior):
 
 
 def _reference_values(elements: list[int]) -> dict[str, Tensor]:
-    """Tables of the elements in eV and Å; −1 everywhere where they are not to be had."""
+    """Return the tables of the elements in eV and Å; −1 for elements whose values are not available."""
     known, tables = _tables_of_organic()
     if set(elements) <= set(known):
         return _rows(tables, known, elements)
@@ -290,7 +290,7 @@ def _reference_values(elements: list[int]) -> dict[str, Tensor]:
 
 @functools.cache
 def _tables_of_organic() -> tuple[list[int], dict[str, Tensor]]:
-    """The elements of the shipped potential's prior, and its tables: models of these elements need no other package."""
+    """Return the elements and tables of the shipped potential's prior, so that they need no other package."""
     with safe_open(FOLDER / "organic.tmn", framework="pt", device="cpu") as file:
         priors = json.loads(file.metadata()["config"])["priors"]
         place = next(k for k, prior in enumerate(priors) if prior["name"] == "d3")
@@ -298,6 +298,6 @@ def _tables_of_organic() -> tuple[list[int], dict[str, Tensor]]:
 
 
 def _rows(tables: dict[str, Tensor], elements: list[int], wanted: list[int]) -> dict[str, Tensor]:
-    """The tables of some of the elements."""
+    """Return the tables of some of the elements."""
     rows = torch.tensor([elements.index(z) for z in wanted], device=tables["c6"].device)
     return {name: table[rows][:, rows] if name == "c6" else table[rows] for name, table in tables.items()}

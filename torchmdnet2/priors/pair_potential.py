@@ -1,4 +1,4 @@
-"""A pair potential with a wall: what a network need not learn of bonds and contacts, and does not know beyond its data.
+"""A pair potential with a repulsive wall, which describes bonds and contacts also outside the training data.
 
 Shapes: E directed edges, K exponents, M rows of parameters.
 """
@@ -33,16 +33,16 @@ FITTED = ("fit", "repulsion", "heavy_attraction")
 class PairPotential(Prior):
     """Σ_pairs [Σ_k A_k exp(−a_k (d − 1 Å)) − Σ_k B_k exp(−b_k (d − 1 Å))] · (1 − d²/cutoff²)³, A and B by elements.
 
-    All A and B are at least 0, and all a_k larger than all b_k. Such a sum of exponentials repels up to its only
-    minimum and attracts beyond (Descartes' rule of signs), whatever the coefficients: a Morse bond is the case of one
-    of each. `parameters: fit` takes those that fit the forces of the training frames best
+    All A and B are at least 0, and all a_k are larger than all b_k. With any such coefficients, the sum repels up to
+    its only minimum and attracts beyond (Descartes' rule of signs); one exponential of each kind makes a Morse bond.
+    `parameters: fit` takes the coefficients that fit the forces of the training frames best
     (`training.run.pair_potential_fit`).
 
     Args:
-        parameters: pair of elements, as "C-H" → [A of the 4 repulsive exponents, B of the 4 attractive ones] in eV;
-            none for pairs that are not listed. In a training configuration also "fit", "repulsion" (B = 0), or
-            "heavy_attraction" (B = 0 for pairs with hydrogen).
-        cutoff: Å, where the energy ends with two continuous derivatives.
+        parameters: pair of elements, such as "C-H" → [A of the 4 repulsive exponents, B of the 4 attractive ones] in
+            eV; pairs that are not listed have no energy. In a training configuration also "fit", "repulsion" (B = 0),
+            or "heavy_attraction" (B = 0 for pairs with hydrogen).
+        cutoff: cutoff in Å, where the energy ends with two continuous derivatives.
 
     Raises:
         ValueError: a key is not a pair of elements, a value is not 8 numbers ≥ 0, or the cutoff is out of range.
@@ -76,7 +76,7 @@ class PairPotential(Prior):
 
 
 def radial_functions(distances: Tensor, cutoff: float) -> Tensor:
-    """exp(−a_k (d − 1 Å)) (1 − d²/cutoff²)³ of all exponents, [E, K] float64, 0 beyond the cutoff.
+    """Return exp(−a_k (d − 1 Å)) (1 − d²/cutoff²)³ for all exponents, [E, K] float64, 0 beyond the cutoff.
 
     Args:
         distances: [E] Å.
@@ -88,10 +88,10 @@ def radial_functions(distances: Tensor, cutoff: float) -> Tensor:
 
 
 def _pair_of(name: str) -> tuple[int, int]:
-    """(1, 6) of "C-H" and of "1-6" (as in JSON).
+    """Return the atomic numbers of a pair, such as (1, 6) for "C-H" and, as in JSON, "1-6".
 
     Raises:
-        ValueError: it does not name two elements.
+        ValueError: the name is not one of two elements.
     """
     ends = str(name).split("-")
     if len(ends) != 2:
@@ -101,11 +101,11 @@ def _pair_of(name: str) -> tuple[int, int]:
 
 
 def _pair_table(pairs: Mapping[tuple[int, int], Sequence[float]], count: int) -> tuple[Tensor, Tensor]:
-    """Numbers by pair of elements, for kernels that know sums over the two atoms only.
+    """Return a table of values by pair of elements, for kernels that know only sums over the two atoms.
 
     Args:
         pairs: atomic numbers → values.
-        count: of the values of each pair.
+        count: number of values of each pair.
 
     Returns:
         place [128] by atomic number, and table [M, count] float64: the values of a pair are in the row that is the sum
@@ -113,7 +113,7 @@ def _pair_table(pairs: Mapping[tuple[int, int], Sequence[float]], count: int) ->
     """
     elements = sorted({z for pair in pairs for z in pair})
     numbers = _distinct_sums(len(elements) + 1)
-    place = torch.full((128,), numbers[-1], dtype=torch.long)  # of elements without parameters
+    place = torch.full((128,), numbers[-1], dtype=torch.long)  # for elements without parameters
     place[elements] = torch.tensor(numbers[:-1], dtype=torch.long)
     table = torch.zeros(2 * numbers[-1] + 2, count, dtype=torch.float64)
     for (a, b), values in pairs.items():
@@ -122,7 +122,7 @@ def _pair_table(pairs: Mapping[tuple[int, int], Sequence[float]], count: int) ->
 
 
 def _distinct_sums(count: int) -> list[int]:
-    """The first numbers 0, 1, 3, 7, 12, … of which each two have another sum (Mian and Chowla, less one)."""
+    """Return the first numbers of 0, 1, 3, 7, 12, …, all pairs of which have different sums (Mian-Chowla, less one)."""
     found: list[int] = []
     sums: set[int] = set()
     number = 0

@@ -23,7 +23,7 @@ __all__ = ["ZBL"]
 
 _AMPLITUDES = (0.1818, 0.5099, 0.2802, 0.02817)
 _DECAYS = (3.2, 0.9423, 0.4029, 0.2016)
-_POINT = 1e-3  # Å, as kernels divide by sums of radii
+_POINT = 1e-3  # Å, not 0, since kernels divide by sums of radii
 
 
 @PRIORS.register("zbl")
@@ -35,13 +35,13 @@ class ZBL(Prior):
     Source: J. Ziegler, J. Biersack, U. Littmark, The Stopping and Range of Ions in Matter (1985), Eqs. 2-60, 2-61.
 
     Args:
-        cutoff: Å, where C(d) = ½ (cos(π d/cutoff) + 1) ends (envelope "cosine").
-        envelope: "cosine", or "covalent": a polynomial of degree 8 that ends at the sum of the covalent radii
-            (B. Cordero et al., Dalton Trans. 2832 (2008)), so that bonded atoms hardly feel it.
-        screening: "universal", or "refitted": a = 0.4543 a_0 / (Z_i^0.3 + Z_j^0.3), the form in TensorNet2 models.
+        cutoff: distance in Å at which C(d) = ½ (cos(π d/cutoff) + 1) ends (envelope "cosine").
+        envelope: "cosine", or "covalent", a polynomial of degree 8 that ends at the sum of the covalent radii
+            (B. Cordero et al., Dalton Trans. 2832 (2008)), so that bonded atoms hardly feel the repulsion.
+        screening: "universal", or "refitted" with a = 0.4543 a_0 / (Z_i^0.3 + Z_j^0.3), as in TensorNet2 models.
         scale: factor of the energy.
-        radii: Å by element, as {"H": 0.3}, instead of the covalent radii. With radii whose sums are below all
-            lengths of bonds, only atoms in collision feel it. Elements that are not listed count as points.
+        radii: radii in Å by element, such as {"H": 0.3}, instead of the covalent radii. If their sums are below all
+            lengths of bonds, only colliding atoms feel the repulsion. Elements that are not listed count as points.
 
     Raises:
         ValueError: an option is unknown or out of range.
@@ -89,7 +89,7 @@ class ZBL(Prior):
 
 
 def _covalent_radii() -> Tensor:
-    """[128] Å, by atomic number."""
+    """Return radii by atomic number, [128] Å."""
     from ase.data import covalent_radii
 
     radii = torch.full((128,), 0.2, dtype=torch.float64)
@@ -98,7 +98,7 @@ def _covalent_radii() -> Tensor:
 
 
 def _listed_radii(given: Mapping[str, float]) -> Tensor:
-    """[128] Å, by atomic number."""
+    """Return radii by atomic number, [128] Å."""
     radii = torch.full((128,), _POINT, dtype=torch.float64)
     for element, radius in given.items():
         if not 0 < radius < math.inf:

@@ -1,4 +1,4 @@
-"""Which kernels evaluate the prior `coulomb`: those of sums over pairs, or of particle-mesh Ewald."""
+"""Choice of the kernels for the prior `coulomb`: those of sums over pairs, or of particle-mesh Ewald."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CoulombPath"]
 
 
 class CoulombPath(PairPriorPath):
-    """All pairs, reaction field and damped shifted force as other pair priors; particle-mesh Ewald on GPUs."""
+    """Kernels of pair priors for all pairs, reaction field and damped shifted force; particle-mesh Ewald on GPUs."""
 
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return "" if _on_mesh(prior) else super().unsupported_reason(prior, device)

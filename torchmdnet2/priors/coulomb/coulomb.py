@@ -1,4 +1,4 @@
-"""Coulomb energy of fixed or predicted charges, as a prior, and the energies of point charges that it is made of.
+"""Coulomb energy of fixed or predicted charges as a prior, and the methods for sums over point charges.
 
 All pairs, reaction field, damped shifted force, Ewald and particle-mesh sums. Sources: P. P. Ewald, Ann. Phys. 369, 253
 (1921), in the form of M. Allen, D. Tildesley, Computer Simulation of Liquids (2017), §6.2; damped shifted force:
@@ -32,30 +32,30 @@ from .ewald import EwaldPlan, EwaldSum, active_plan, require_all_or_none
 __all__ = ["Coulomb", "Damping", "Electrostatics", "Method"]
 
 
-_CHARGED = 1e-3  # e, beyond the rounding of charges in tables
+_CHARGED = 1e-3  # e; a smaller total charge may be rounding of charges in tables
 
 
 @PRIORS.register("coulomb")
 class Coulomb(Prior):
-    """Coulomb energy of partial charges, see `Electrostatics` for the methods and the damping.
+    """Adds the Coulomb energy of partial charges; see `Electrostatics` for the methods and the damping.
 
     Args:
-        charges: "predicted": those of the network; or fixed ones in e, by element {symbol or atomic number: charge}
-            (elements that are not listed have 0), or by atom [q_1, …, q_n] where every structure has these n atoms in
-            this order.
+        charges: "predicted" takes the charges of the network. Fixed charges in e are given by element {symbol or atomic
+            number: charge} (elements that are not listed have 0), or by atom [q_1, …, q_n] if every structure has these
+            n atoms in this order.
         method: "all_pairs" (molecules), "reaction_field", "dsf", "ewald" or "pme" (periodic structures).
         cutoff: Å; not used by "all_pairs".
         damping: "none", "exp" or "cosine".
-        damping_lower: where the damping "cosine" begins to rise from 0, Å.
-        damping_upper: where the damping ends, Å.
-        dielectric: outside the reaction field's cutoff; None means infinite.
-        accuracy: of the Ewald summation, relative.
-        switch_width: Å before the cutoff over which the reaction field's energy goes smoothly to zero; 0 ends it with
-            a jump of the force.
+        damping_lower: distance in Å at which the damping "cosine" begins to rise from 0.
+        damping_upper: distance in Å at which the damping ends.
+        dielectric: dielectric constant outside the reaction field's cutoff; None means infinite.
+        accuracy: relative accuracy of the Ewald summation.
+        switch_width: width in Å, before the cutoff, over which the reaction field's energy goes smoothly to zero; with
+            0 the force jumps at the cutoff.
 
     Raises:
-        ValueError: an option is unknown or out of range; `charges` is empty; charges are needed that the network does
-            not predict; a structure has another number of atoms than `charges`.
+        ValueError: an option is unknown or out of range, `charges` is empty, the network does not predict the required
+            charges, or the number of atoms of a structure differs from that of `charges`.
     """
 
     table: Tensor
@@ -97,13 +97,13 @@ class Coulomb(Prior):
         self.register_buffer("per_atom", per_atom)
 
     def check(self, system: System) -> None:
-        """Refuse another number of atoms than there are charges, and structures that the method cannot sum.
+        """Refuse structures whose number of atoms differs from that of the charges, or that the method cannot sum.
 
         Args:
             system: the structure, or a batch.
 
         Raises:
-            ValueError: there are such structures.
+            ValueError: there is such a structure.
         """
         if self.energy.method == "all_pairs":
             require_molecules(system)
@@ -125,7 +125,7 @@ class Coulomb(Prior):
             first = int(charged[0, 0])
             warnings.warn(
                 f"system {first} is a periodic cell of charge {float(total[first]):.6g}: a uniform background "
-                "neutralises it; energies of cells of other shape or size do not compare with its energy",
+                "neutralises it; its energy cannot be compared with that of a cell of other shape or size",
                 StructureWarning,
                 stacklevel=2,
             )
@@ -136,15 +136,15 @@ class Coulomb(Prior):
         if wrong.numel():
             first = int(wrong[0, 0])
             raise ValueError(
-                f"system {first} has {int(size[first])} atoms, and the prior 'coulomb' has fixed charges of "
+                f"system {first} has {int(size[first])} atoms, but the prior 'coulomb' has fixed charges of "
                 f"{self.per_atom.shape[0]} atoms"
             )
 
     def in_cells(self, coulomb: CoulombInCells) -> Prior:
-        """By a sum over images, where this sums over all pairs.
+        """Return a prior that sums over images in cells, if this one sums over all pairs; else this one.
 
         Args:
-            coulomb: how Coulomb energies are summed.
+            coulomb: method for Coulomb sums.
         """
         energy = self.energy.in_cells(coulomb)
         if energy is self.energy:
@@ -164,14 +164,14 @@ class Coulomb(Prior):
         assert neighbors is not None
         if self.source == "predicted":
             if charges is None:
-                raise ValueError("the prior 'coulomb' needs charges, and this model predicts none: give fixed charges")
+                raise ValueError("the prior 'coulomb' needs charges, but this model predicts none: give fixed charges")
             q = charges
         else:
             q = self.fixed_charges(system)
         return self.energy(system, neighbors, q[:, None], torch.ones(1, device=q.device))
 
     def fixed_charges(self, system: System) -> Tensor:
-        """The charges that are not predicted.
+        """Return the fixed charges of atoms.
 
         Args:
             system: N atoms.
@@ -182,12 +182,12 @@ class Coulomb(Prior):
         return self.table[system.z] if self.source == "element" else self._repeat(system)
 
     def _repeat(self, system: System) -> Tensor:
-        """The charges of the atoms of every structure, in the order of the batch."""
+        """Return the charges by atom for every structure, in the order of the batch."""
         batch = system.batch
         order = torch.argsort(batch, stable=True)
         size = system.atom_counts
         place = torch.arange(system.num_atoms, device=system.device) - (size.cumsum(0) - size)[batch[order]]
-        # atoms beyond the list are those that a padded structure ends with
+        # a padded structure ends with atoms beyond the list
         charges = self.per_atom[place.clamp(max=self.per_atom.shape[0] - 1)]
         return torch.zeros_like(charges).index_copy(0, order, charges)
 
@@ -196,36 +196,36 @@ Method = Literal["all_pairs", "reaction_field", "dsf", "ewald", "pme"]
 Damping = Literal["none", "exp", "cosine"]
 
 PME_CUTOFF, PME_ACCURACY = 10.0, 1e-8
-"""Å in real space, and the relative accuracy, where cells are summed by PME without being asked for more."""
+"""Real-space cutoff in Å, and relative accuracy, of PME in cells by default."""
 DSF_CUTOFF, DSF_ALPHA = 15.0, 0.2
-"""Å and 1/Å of damped shifted forces, as for AIMNet2."""
+"""Cutoff in Å and α in 1/Å of damped shifted forces, as in AIMNet2."""
 
 
 # --- Energies of point charges ---
 
 
 class Electrostatics(nn.Module):
-    """Energy ½ Σ_i Σ_{j≠i} k_e q_i q_j f(d) s(d) of point charges, f damping short distances, s set by the method.
+    """Energy ½ Σ_i Σ_{j≠i} k_e q_i q_j f(d) s(d) of point charges; f damps short distances, the method defines s.
 
     * "all_pairs": s = 1/d, every pair of a molecule, O(n²) per molecule; not for periodic structures.
-    * "reaction_field": s = 1/d + k d² − c below the cutoff, 0 beyond: a medium of the given dielectric constant
-      outside. This form alone has a force that jumps at the cutoff by k_e q_i q_j · 3/((2ε+1) r_c²) unless ε is
-      infinite, so over the last `switch_width` the pair's energy goes smoothly to zero (two continuous derivatives).
+    * "reaction_field": s = 1/d + k d² − c below the cutoff, 0 beyond, for a medium of the given dielectric constant
+      outside. Alone, this form has a jump k_e q_i q_j · 3/((2ε+1) r_c²) of the force at the cutoff unless ε is
+      infinite. So over the last `switch_width` the pair's energy goes smoothly to zero (two continuous derivatives).
     * "dsf": damped shifted force, s = v(d) − v(r_c) − v'(r_c) (d − r_c) below the cutoff with v = erfc(α d)/d, α =
-      0.2/Å, and − q_i² (α/√π + v(r_c)/2) of each atom: an estimate of the Ewald sum, in work that grows as N. Energy
-      and force are 0 at the cutoff. Where f is not 1, (1 − f)/d is subtracted.
-    * "ewald": s = 1/d over all periodic images, to the given accuracy, in a conducting surrounding; a charged cell is
-      neutralised by a uniform background. Molecules in the same batch are summed over all pairs. The work grows as
-      N² at a given cutoff, exactly invariant under translation: for up to about a thousand atoms.
-    * "pme": the same by particle-mesh Ewald, N log N; invariant under translation, and the same for a cell and its
-      supercell, to the given accuracy, which sets the mesh and the order of its splines.
+      0.2/Å, and − q_i² (α/√π + v(r_c)/2) for each atom. It estimates the Ewald sum in O(N). Energy and force are 0 at
+      the cutoff. Where f is not 1, (1 − f)/d is subtracted.
+    * "ewald": s = 1/d over all periodic images, to the given accuracy, in a conducting surrounding. A uniform
+      background neutralises a charged cell. Molecules in the same batch are summed over all pairs. The sum is exactly
+      invariant under translation, and its work grows as N² at a given cutoff: use it up to about a thousand atoms.
+    * "pme": the same by particle-mesh Ewald in O(N log N). It is invariant under translation, and equal for a cell and
+      its supercell, to the given accuracy, which determines the mesh and the order of its splines.
 
-    Damping f is 1 beyond `damping_upper`: "exp" is 1 − exp(1 − 1/(1 − (d/upper)²)) (AIMNet2's), "cosine" rises from 0
-    at `damping_lower` as ½ − ½ cos; so a short-range network can describe close pairs alone.
+    The damping f is 1 beyond `damping_upper`. "exp" is 1 − exp(1 − 1/(1 − (d/upper)²)), as in AIMNet2; "cosine" rises
+    from 0 at `damping_lower` as ½ − ½ cos. So a short-range network can describe close pairs alone.
 
     Args:
         method: "all_pairs", "reaction_field", "dsf", "ewald" or "pme".
-        cutoff: Å; of the pairs ("reaction_field", "dsf") or of the real-space part ("ewald", "pme").
+        cutoff: cutoff in Å of the pairs ("reaction_field", "dsf") or of the real-space part ("ewald", "pme").
         damping: "none", "exp" or "cosine".
         damping_lower, damping_upper: Å.
         dielectric: relative permittivity outside the reaction field's cutoff; None means infinite.
@@ -271,18 +271,18 @@ class Electrostatics(nn.Module):
         ratio = 0.5 if dielectric is None else (dielectric - 1) / (2 * dielectric + 1)
         self.reaction, self.shift = ratio / self.cutoff**3, (1 + ratio) / self.cutoff
         self.switch_width = float(switch_width)
-        # real and reciprocal terms fall like exp(−(α r)²) and exp(−(k/2α)²): both reach the accuracy together
+        # real and reciprocal terms decay as exp(−(α r)²) and exp(−(k/2α)²); this α gives both the same accuracy
         self.reach = math.sqrt(-math.log(accuracy))
         self.accuracy = float(accuracy)
 
     def in_cells(self, coulomb: CoulombInCells) -> Electrostatics:
-        """What sums over the images of periodic cells, with the same damping, instead of a sum over all pairs.
+        """Return a sum over the images of periodic cells, with the same damping, instead of a sum over all pairs.
 
         Args:
-            coulomb: "pme" with a real-space cutoff of 10 Å, to a relative accuracy of 1e-8; or "dsf" to 15 Å.
+            coulomb: "pme" with a real-space cutoff of 10 Å and a relative accuracy of 1e-8, or "dsf" with 15 Å.
 
         Returns:
-            Itself, where it is no sum over all pairs.
+            The sum for cells; itself if it is not a sum over all pairs.
         """
         if self.method != "all_pairs":
             return self
@@ -294,19 +294,20 @@ class Electrostatics(nn.Module):
         )  # type: ignore[arg-type]
 
     def forward(self, system: System, neighbors: NeighborList, charges: Tensor, weights: Tensor) -> Tensor:
-        """
+        """Return the energies of the atoms.
+
         Args:
             system: N atoms.
             neighbors: pairs within `cutoff`.
             charges: [N, C] in e.
-            weights: [C] weights of the channels, their sum being 1.
+            weights: [C] weights of the channels, whose sum is 1.
 
         Returns:
             [N] energies in eV, float64.
 
         Raises:
-            ValueError: "all_pairs" of a periodic structure; "ewald" or "pme" of one that is periodic in some
-                directions only.
+            ValueError: a structure is periodic with "all_pairs", or periodic in some directions only with "ewald" or
+                "pme".
         """
         q = charges.double() * weights.double().sqrt()
         if self.method in ("ewald", "pme"):
@@ -321,7 +322,7 @@ class Electrostatics(nn.Module):
         return COULOMB * sum_pairs(_products(q, neighbors) * self.factor(d) * kernel, neighbors, system.num_atoms)
 
     def factor(self, d: Tensor) -> Tensor:
-        """Damping f(d) of distances in Å, [E]."""
+        """Return the damping f(d) of distances in Å, [E]."""
         if self.damping == "exp":
             t = (d / self.damping_upper).clamp(max=1 - 1e-6)
             return 1 - torch.exp(1 - 1 / (1 - t * t))
@@ -340,14 +341,14 @@ class Electrostatics(nn.Module):
 
     @property
     def at_cutoff(self) -> tuple[float, float]:
-        """Of "dsf": v = erfc(α d)/d and its slope at the cutoff, 1/Å and 1/Å²."""
+        """For "dsf": v = erfc(α d)/d and its slope at the cutoff, 1/Å and 1/Å²."""
         value = math.erfc(DSF_ALPHA * self.cutoff) / self.cutoff
         falling = 2 * DSF_ALPHA / math.sqrt(math.pi) * math.exp(-((DSF_ALPHA * self.cutoff) ** 2))
         return value, -(value + falling) / self.cutoff
 
     @property
     def alone(self) -> float:
-        """Of "dsf": what an atom of charge 1 lacks without neighbors, 1/Å."""
+        """For "dsf": the constant that is subtracted for an atom of charge 1, 1/Å."""
         return DSF_ALPHA / math.sqrt(math.pi) + self.at_cutoff[0] / 2
 
     def _shifted_force(self, system: System, neighbors: NeighborList, q: Tensor, d: Tensor) -> Tensor:
@@ -362,7 +363,7 @@ class Electrostatics(nn.Module):
         return self.reach / self.cutoff
 
     def plan(self, system: System, room: float = 0.0, mesh_room: float = 0.0) -> EwaldPlan:
-        """Sizes of "ewald" and "pme" for these structures, see `EwaldPlan`.
+        """Return the sizes of "ewald" and "pme" for these structures; see `EwaldPlan`.
 
         Raises:
             ValueError: a structure is periodic in some directions only.
@@ -376,6 +377,6 @@ def _or(names: Sequence[str]) -> str:
 
 
 def _products(q: Tensor, neighbors: NeighborList) -> Tensor:
-    """Σ_c q_ic q_jc of each pair, [E]."""
+    """Return Σ_c q_ic q_jc of each pair, [E]."""
     receiver, sender = neighbors.edge_index
     return (q.index_select(0, receiver) * q.index_select(0, sender)).sum(1)

@@ -1,4 +1,4 @@
-"""Inverse and volume of a cell, without waiting for a GPU, as the functions of torch.linalg do."""
+"""Long-range part of Ewald sums: by plane waves or a particle mesh, with sizes that are fixed in advance."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ __all__ = [
 
 
 def inverse(cell: Tensor) -> Tensor:
-    """The inverse of a cell [3, 3]; its columns are the reciprocal lattice vectors (without 2π)."""
+    """Return the inverse of a cell [3, 3], whose columns are the reciprocal lattice vectors (without 2π).
+
+    Unlike torch.linalg.inv it does not wait for a GPU.
+    """
     a, b, c = cell.unbind(0)
     columns = [torch.linalg.cross(b, c), torch.linalg.cross(c, a), torch.linalg.cross(a, b)]
     return torch.stack(columns, 1) / (a * columns[0]).sum()
 
 
 def volume(cell: Tensor) -> Tensor:
-    """Volume of a cell [3, 3], also of a left-handed one."""
+    """Return the volume of a cell [3, 3], right- or left-handed, without waiting for a GPU."""
     a, b, c = cell.unbind(0)
     return (a * torch.linalg.cross(b, c)).sum().abs()
 
@@ -41,7 +44,7 @@ def volume(cell: Tensor) -> Tensor:
 
 
 class Mesh(NamedTuple):
-    """M_1, M_2, M_3, on the host and as numbers [3] int64 on the device; and |b|² of the splines on half the mesh."""
+    """Sizes M_1, M_2, M_3 of a mesh, on the host and as [3] int64 on the device, and |b|² on half the mesh."""
 
     sizes: tuple[int, ...]
     numbers: Tensor
@@ -55,11 +58,11 @@ class Mesh(NamedTuple):
 
 
 def order_and_spacing(accuracy: float, alpha: float) -> tuple[int, float]:
-    """Spline order p and mesh spacing h in Å for an accuracy relative to the charges' own potential, about α.
+    """Return spline order p and mesh spacing h in Å for an accuracy relative to the self potential, about α.
 
-    The error of the splines is below 0.05 (α h)^p (measured on random charges, p = 6 … 16); it is made four times
-    smaller than asked for, since forces have a larger one. The order grows with the digits asked for, so that work on
-    atoms (p³ each) and on mesh points (1/h³ each) stay alike.
+    The error of the splines is below 0.05 (α h)^p (measured on random charges, p = 6 … 16). It is made four times
+    smaller than requested, since forces have a larger error. The order grows with the number of digits, so that the
+    work on atoms (p³ each) and on mesh points (1/h³ in total) stays balanced.
     """
     digits = round(-math.log10(accuracy))
     order = min(max(2 * (1 + digits // 2), 4), 16)
@@ -67,9 +70,9 @@ def order_and_spacing(accuracy: float, alpha: float) -> tuple[int, float]:
 
 
 def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: int, mesh: Mesh) -> Tensor:
-    """Potential of the smooth charges at the atoms, their own included: what Σ_k gives in an Ewald sum.
+    """Return the potential of the smooth charges at the atoms, with the self potential: Σ_k of an Ewald sum.
 
-    Energies are invariant under translation up to the error of the mesh, and forces add up to zero likewise.
+    Up to the error of the mesh, energies are invariant under translation, and forces add up to zero.
 
     Args:
         pos: [N, 3] Å, float64.
@@ -77,7 +80,7 @@ def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: in
         q: [N, C] e.
         alpha: Ewald parameter, 1/Å.
         order: p, even.
-        mesh: its points, at most as far apart along the lattice vectors as `order_and_spacing` says.
+        mesh: the mesh, whose spacing along the lattice vectors is at most the one of `order_and_spacing`.
 
     Returns:
         [N, C] e/Å, differentiable in positions, cell and charges.
@@ -85,7 +88,7 @@ def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: in
     sizes = mesh.sizes
     points, weights = _spread(pos @ inverse(cell), mesh, order)
 
-    # charges on the mesh, its Fourier transform times the influence function, and back
+    # spread the charges, transform, multiply by the influence function, transform back, interpolate
     on_mesh = q.new_zeros(math.prod(sizes), q.shape[1])
     on_mesh = on_mesh.index_add(0, points.flatten(), (weights[:, :, None] * q[:, None]).flatten(0, 1))
     transform = torch.fft.rfftn(on_mesh.unflatten(0, sizes), dim=(0, 1, 2))
@@ -96,16 +99,16 @@ def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: in
 
 
 def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
-    """M_1, M_2, M_3 for a cell [3, 3] in Å: points along the lattice vectors at most `spacing` apart.
+    """Return M_1, M_2, M_3 for a cell [3, 3] in Å, with points at most `spacing` apart along the lattice vectors.
 
-    Vectors, not planes: a wave k turns by k·a_i along the vector a_i, however skew the cell is.
+    Lattice vectors count, not distances of planes, since the phase of a wave k changes by k·a_i along a_i in any cell.
     """
     lengths = cell.detach().norm(dim=1).tolist()
     return [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
 
 
 def _spread(fractional: Tensor, mesh: Mesh, order: int) -> tuple[Tensor, Tensor]:
-    """Mesh points [N, p³] that each atom touches, and its spline weights there."""
+    """Return the mesh points [N, p³] of each atom, and its spline weights there."""
     sizes, u = mesh.sizes, fractional * mesh.numbers
     first = torch.floor(u.detach())
     weights = _spline(u - first, order)  # [N, 3, p]: weight of the point first − k
@@ -119,7 +122,7 @@ def _spread(fractional: Tensor, mesh: Mesh, order: int) -> tuple[Tensor, Tensor]
 
 
 def _spline(t: Tensor, order: int) -> Tensor:
-    """Cardinal B-splines M_p(t + k), k = 0 … p − 1, for t in [0, 1): [..., p] (Eq. 4.1)."""
+    """Return cardinal B-splines M_p(t + k), k = 0 … p − 1, for t in [0, 1), [..., p] (Eq. 4.1)."""
     values = torch.stack([t, 1 - t], -1)  # M_2(t), M_2(t + 1)
     t = t[..., None]
     for n in range(3, order + 1):
@@ -130,7 +133,7 @@ def _spline(t: Tensor, order: int) -> Tensor:
 
 
 def _influence(cell: Tensor, alpha: float, mesh: Mesh) -> Tensor:
-    """4π/V exp(−k²/4α²)/k² |b(k)|² on the half mesh of a real transform, [M_1, M_2, M_3/2 + 1]; 0 at k = 0."""
+    """Return 4π/V exp(−k²/4α²)/k² |b(k)|² on the half mesh of a real transform, [M_1, M_2, M_3/2 + 1]; 0 at k = 0."""
     sizes, device = mesh.sizes, cell.device
     n = [torch.fft.fftfreq(m, 1 / m, dtype=torch.float64, device=device) for m in sizes[:2]]
     n.append(torch.fft.rfftfreq(sizes[2], 1 / sizes[2], dtype=torch.float64, device=device))
@@ -144,7 +147,7 @@ def _influence(cell: Tensor, alpha: float, mesh: Mesh) -> Tensor:
 
 
 def spline_moduli(size: int, order: int, device: torch.device) -> Tensor:
-    """|b(n)|² = 1/|Σ_k M_p(k + 1) exp(2πi n k/M)|², [M] (Eq. 4.4)."""
+    """Return |b(n)|² = 1/|Σ_k M_p(k + 1) exp(2πi n k/M)|², [M] (Eq. 4.4)."""
     at_integers = _spline(torch.zeros(1, dtype=torch.float64, device=device), order)[0, 1:]  # M_p(1) … M_p(p − 1)
     n = torch.arange(size, dtype=torch.float64, device=device)
     phase = 2 * math.pi * n[:, None] * torch.arange(order - 1, device=device) / size
@@ -153,7 +156,7 @@ def spline_moduli(size: int, order: int, device: torch.device) -> Tensor:
 
 
 def _even_composite(size: int) -> int:
-    """The next even number without prime factors above 7, which transforms fast."""
+    """Return the next even number without prime factors above 7, for fast transforms."""
     while True:
         rest = size
         for prime in (2, 3, 5, 7):
@@ -164,20 +167,18 @@ def _even_composite(size: int) -> int:
         size += 1
 
 
-# --- The long-range part of Ewald sums over a batch, of sizes that are fixed beforehand ---
+# --- Ewald sums over a batch with sizes that are fixed in advance ---
 #
-# How many waves or mesh points a structure needs depends on its cell, which is known on the GPU only. A plan holds
-# these
-# sizes: what is computed with it waits for nothing, and a CUDA graph can hold it. Other cells may be computed with
-# the
-# same plan as long as they fit, which the plan notes.
+# The number of waves or mesh points depends on the cell, which is known on the GPU only. A plan fixes these numbers, so
+# that a sum never waits for the GPU and can be part of a CUDA graph. The plan holds for other cells as long as they
+# fit; it records cells that do not.
 
 _active: ContextVar[Mapping[int, EwaldPlan] | None] = ContextVar("_active", default=None)
 
 
 @contextmanager
 def with_plans(plans: Mapping[int, EwaldPlan]) -> Iterator[None]:
-    """Within the block Ewald sums are computed with these plans, by the `id` of the module that computes them."""
+    """Use these plans, by the `id` of the module, for Ewald sums within the block."""
     before = _active.set(plans)
     try:
         yield
@@ -186,16 +187,16 @@ def with_plans(plans: Mapping[int, EwaldPlan]) -> Iterator[None]:
 
 
 def active_plan(module: Any) -> EwaldPlan | None:
-    """The plan that a module is to use now."""
+    """Return the plan for a module within `with_plans`."""
     plans = _active.get()
     return None if plans is None else plans.get(id(module))
 
 
 def require_all_or_none(system: System) -> Tensor:
-    """Which structures are periodic, [B] bool.
+    """Return which structures are periodic, [B] bool.
 
     Raises:
-        ValueError: one is periodic in some directions only.
+        ValueError: a structure is periodic in some directions only.
     """
     periodic = system.pbc.all(1)
     mixed = system.pbc.any(1) & ~periodic
@@ -208,14 +209,14 @@ def require_all_or_none(system: System) -> Tensor:
 
 
 class EwaldSum(NamedTuple):
-    """What an Ewald sum is computed to.
+    """Parameters of an Ewald sum.
 
     Attributes:
-        mesh: by particle mesh, else by plane waves.
-        alpha: 1/Å.
-        k_max: 1/Å, the longest wave.
-        accuracy: of the mesh.
-        factor: damping f(d) of distances [E], for molecules.
+        mesh: True for a particle mesh, False for plane waves.
+        alpha: Ewald parameter, 1/Å.
+        k_max: largest wave vector, 1/Å.
+        accuracy: relative accuracy of the mesh.
+        factor: function that returns the damping f(d) of distances [E], for molecules.
     """
 
     mesh: bool
@@ -229,16 +230,16 @@ class EwaldPlan:
     """Sizes for a batch of structures with these atoms, periodicity and cells.
 
     Args:
-        sums: what is computed.
-        system: N atoms in B structures; positions and charges do not matter.
-        room: of the waves: the plan fits cells that are strained by so much.
-        mesh_room: the same of the mesh. Above 0 it is another mesh than that of the cells themselves, whose energies
-            differ from those by as much as the accuracy allows.
+        sums: parameters of the sum.
+        system: N atoms in B structures; positions and charges have no effect.
+        room: strain up to which other cells fit, for waves.
+        mesh_room: the same for a mesh. Above 0, the mesh differs from the one of the cells themselves, and energies
+            differ within the accuracy.
 
     Attributes:
-        periodic: [B] bool.
-        lacking: [1] bool, whether a cell did not fit since this was made; what was computed then is not accurate.
-        unfit: [B, 3, 3] Å, the first cells that did not fit; zeros before.
+        periodic: [B] bool, which structures are periodic.
+        lacking: [1] bool, True if a cell did not fit since the plan was made, so that results are not accurate.
+        unfit: [B, 3, 3] Å, the first cells that did not fit, else zeros.
 
     Raises:
         ValueError: a structure is periodic in some directions only.
@@ -263,10 +264,10 @@ class EwaldPlan:
                 self._parts.append(_Waves(sums, b, atoms, cell, room))
 
     def energies(self, system: System, q: Tensor) -> Tensor:
-        """Long-range, self and background energies; all of molecules.
+        """Return long-range, self and background energies of atoms in cells, and all Coulomb energies in molecules.
 
         Args:
-            system: as that of the plan but for positions and cells.
+            system: the structures of the plan, with any positions and cells.
             q: [N, C] e, float64.
 
         Returns:
@@ -282,12 +283,12 @@ class EwaldPlan:
 
     @torch.no_grad()
     def _note(self, system: System) -> None:
-        """Remember the first cells that do not fit."""
+        """Store the first cells that do not fit."""
         cell = system.cell.detach().double()
         fit = [part.fits(cell[part.b]) for part in self._parts]
         if not fit:
             return
-        # what is not finite is refused for that
+        # cells that are not finite do not count: they are refused elsewhere
         lacking = (~torch.stack(fit).all() & cell.isfinite().all()).reshape(1)
         self.unfit.copy_(torch.where(lacking & ~self.lacking, cell, self.unfit))
         self.lacking |= lacking
@@ -306,7 +307,7 @@ class _Part(ABC):
 
     @abstractmethod
     def energies(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
-        """[n] e²/Å of positions [n, 3], a cell [3, 3] and charges [n, C], all float64."""
+        """Return energies [n] e²/Å for positions [n, 3], a cell [3, 3] and charges [n, C], all float64."""
 
     @abstractmethod
     def fits(self, cell: Tensor) -> Tensor:
@@ -339,11 +340,11 @@ class _Periodic(_Part):
 
     @abstractmethod
     def _potential(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
-        """Of the smooth charges at the atoms, [n, C] e/Å."""
+        """Return the potential of the smooth charges at the atoms, [n, C] e/Å."""
 
 
 class _OnMesh(_Periodic):
-    """A mesh of fixed sizes, whose points must not be further apart than the accuracy allows."""
+    """A mesh of fixed size, whose spacing must not exceed what the accuracy allows."""
 
     def __init__(self, sums: EwaldSum, b: int, atoms: Tensor, cell: Tensor):
         super().__init__(sums, b, atoms)
@@ -358,9 +359,9 @@ class _OnMesh(_Periodic):
 
 
 class _Waves(_Periodic):
-    """The waves of one half of space that are no longer than k_max in the cell, out of a list that reaches further.
+    """Plane waves of one half of space with |k| ≤ k_max, selected from a longer list that is fixed for a cell A₀.
 
-    The wave n of a cell A has k = 2π A⁻¹ n. It is in the list of the cell A₀ because |A₀⁻¹ n| ≤ ‖A₀⁻¹ A‖ |A⁻¹ n|.
+    The wave n of a cell A has k = 2π A⁻¹ n. It is in the list of A₀ because |A₀⁻¹ n| ≤ ‖A₀⁻¹ A‖ |A⁻¹ n|.
     """
 
     def __init__(self, sums: EwaldSum, b: int, atoms: Tensor, cell: Tensor, room: float):
@@ -381,7 +382,7 @@ class _Waves(_Periodic):
     def _potential(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
         k = self._waves(self._index, cell)
         k2 = (k * k).sum(1)
-        # vectors of one half of space stand for both halves
+        # waves of one half of space count twice, for both halves
         strength = 8 * math.pi / volume(cell) * torch.exp(-k2 / (4 * self.sums.alpha**2)) / k2
         strength = torch.where(k2.detach() <= self.sums.k_max**2 * (1 + 1e-12), strength, 0.0)
         phase = pos @ k.T

@@ -1,15 +1,15 @@
-"""Coulomb by particle-mesh Ewald on the GPU: what is prepared, how its kernels are launched, and the kernels.
+"""Coulomb by particle-mesh Ewald on the GPU: preparation, launches and kernels.
 
-Short-range pairs and molecules of a batch are sums over pairs, float32 by the kernel of pair priors; the mesh is
-float64. The reference is ewald.py.
+The kernel of pair priors sums short-range pairs, and molecules of a batch, in float32; the mesh is float64. The
+reference is ewald.py.
 
-The kernels take charges to the mesh, multiply by the influence function, and take the potential and its gradient to the
-atoms. The charges on the mesh are summed as integers: such sums do not depend on the order, so that the same input
-gives the same result, bit for bit. One atom adds to p³ points: the rows of a tile are the p² pairs (k_x, k_y), its
-columns k_z; P is p or the next power of two, ROWS p² or the next one.
+The kernels spread charges to the mesh, multiply by the influence function, and interpolate the potential and its
+gradient at the atoms. Charges on the mesh are summed as integers: such sums do not depend on the order, so that equal
+inputs give results that are equal to the bit. One atom adds to p³ points. The rows of a tile are the p² pairs (k_x,
+k_y), its columns k_z; P is p or the next power of two, ROWS is p² or the next power of two.
 
-The mesh needs charges and positions alone. It is computed on a stream of the term, beside the sums over pairs: its
-kernels are many and small.
+The mesh depends on charges and positions alone, and its kernels are many and small. So it is computed on a separate
+stream, beside the sums over pairs.
 
 Shapes: N atoms, B structures, M = M_1 × M_2 × M_3 mesh points, p spline order.
 """
@@ -50,11 +50,11 @@ __all__ = [
 
 
 _ROOM = 0.05
-"""Strain of the cells that a mesh made by `grow` has room for."""
+"""Strain of the cells up to which a mesh from `grow` fits."""
 
 
 def spline_table(order: int) -> list[list[float]]:
-    """M_p(t + k) = Σ_j c_jk (t − ½)^j for t in [0, 1): c [p, p], of the splines of ewald.py."""
+    """Return c [p, p] with M_p(t + k) = Σ_j c_jk (t − ½)^j for t in [0, 1), for the splines of ewald.py."""
     half = Fraction(1, 2)
     pieces = [[half, Fraction(1)], [half, Fraction(-1)]]  # M_2
     for n in range(3, order + 1):
@@ -86,7 +86,7 @@ class _Mesh(NamedTuple):
 
 
 class _Potential(NamedTuple):
-    """What one structure's mesh gives: potential [M] e/Å, and parts of the virial as of `influence_kernel`."""
+    """Results of the mesh of one structure: potential [M] e/Å, and parts of the virial from `influence_kernel`."""
 
     potential: Tensor
     parts: Tensor
@@ -97,10 +97,10 @@ class _Held:
     """The buffers of a step.
 
     Attributes:
-        charges: [N] float64 e by atom, where they are fixed.
-        meshes: one for each periodic structure; limit: [3B] Å, the longest lattice vectors that they are good for.
-        molecules: where there are others: 1 for atoms of periodic structures, else 0, [N] float32; and structures
-            [N], [B + 2] for a sum over all pairs that leaves the periodic ones out.
+        charges: [N] float64 e, fixed charges of the atoms.
+        meshes: one for each periodic structure; limit: [3B] Å, the longest lattice vectors for which they are accurate.
+        molecules: with molecules in the batch: [N] float32, 1 for atoms of periodic structures, else 0; and structures
+            [N], [B + 2] for a sum over all pairs without the periodic ones.
         lacking: [1] int32; unfit: [B, 3, 3] Å: see `note_kernel`.
     """
 
@@ -116,10 +116,10 @@ class _Held:
 
 
 class ParticleMeshTerm(TermWithRoom):
-    """Coulomb with method "pme".
+    """Coulomb energy with the method "pme".
 
     Args:
-        prior: by method "pme".
+        prior: a prior with the method "pme".
         device: CUDA, or the CPU under Triton's interpreter.
     """
 
@@ -130,7 +130,7 @@ class ParticleMeshTerm(TermWithRoom):
         self.cutoff, self.uses_charges = prior.energy.cutoff, prior.uses_charges
         pairs = ewald_parameters(prior)
         self._short, self._molecules = (PairTerm(parameters, device) for parameters in pairs)
-        # the kernel of pairs gets it in float32; the energy does not depend on α as long as all parts have the same
+        # rounded to float32 for the kernel of pairs; the energy does not depend on α if all parts use the same value
         self._alpha = torch.tensor(prior.energy.alpha, dtype=torch.float32).item()
         self.order, self.spacing = order_and_spacing(prior.energy.accuracy, prior.energy.alpha)
         self._padded = triton.next_power_of_2(self.order)
@@ -160,12 +160,12 @@ class ParticleMeshTerm(TermWithRoom):
             return False
         buffers.known = System(**{name: value.detach().clone() for name, value in vars(system).items()})
         buffers.unfit = torch.zeros_like(system.cell, dtype=torch.float64)
-        # meshes of the cells themselves: energies are those of the Potential
+        # meshes of the cells themselves, so that energies are equal to those of the Potential
         self._plan(buffers, system.cell.detach().double())
         return True
 
     def _plan(self, held: _Held, cell: Tensor) -> None:
-        """Meshes for cells [B, 3, 3] in Å."""
+        """Make meshes for cells [B, 3, 3] in Å."""
         system = held.known
         assert system is not None
         periodic, counts = system.pbc.all(1), system.atom_counts
@@ -184,7 +184,9 @@ class ParticleMeshTerm(TermWithRoom):
         held.molecules = None
         if not bool(periodic.all()):
             weights = periodic[system.batch].float()
-            batch = torch.where(periodic[system.batch], len(cell), system.batch).int()  # one more, of no atoms
+            batch = torch.where(
+                periodic[system.batch], len(cell), system.batch
+            ).int()  # one more structure, without atoms
             ptr = torch.nn.functional.pad(counts.cumsum(0), (1, 1), value=0).int()
             ptr[-1] = first
             held.molecules = weights, batch, ptr
@@ -206,7 +208,7 @@ class ParticleMeshTerm(TermWithRoom):
     # --- launches ------------------------------------------------------------------------------------------------
 
     def begin(self, buffers: _Held, atoms: Atoms, with_virial: bool) -> tuple[Tensor, list[_Potential]]:
-        """Returns the charges [N] and what the meshes give."""
+        """Return the charges [N] and the results of the meshes."""
         with self._beside():
             if self.uses_charges:
                 assert atoms.charges is not None
@@ -225,9 +227,9 @@ class ParticleMeshTerm(TermWithRoom):
     def run(self, buffers: _Held, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
         charges, found = launch.begun or self.begin(buffers, atoms, launch.with_virial)
         if not self.uses_charges:
-            self._wait()  # for the order of the charges
+            self._wait()  # the sums over pairs need the charges
             sums = sums._replace(charge_slope=None)
-        launch = launch._replace(options={"PDL": 0})  # launches of PyTorch lie between
+        launch = launch._replace(options={"PDL": 0})  # PyTorch launches kernels in between
         single = charges.float()
         if buffers.molecules is None:
             self._short.run(None, atoms._replace(charges=single), edges, sums, launch)
@@ -242,7 +244,7 @@ class ParticleMeshTerm(TermWithRoom):
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Launch the block on the stream of the term, after what was launched before."""
+        """Launch the block on the separate stream, after all earlier launches."""
         if self._side is None:
             yield
             return
@@ -251,19 +253,19 @@ class ParticleMeshTerm(TermWithRoom):
             yield
 
     def _wait(self) -> None:
-        """What is launched from here on comes after the launches of `_beside`."""
+        """Let all later launches wait for the launches of `_beside`."""
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
 
     def _potential(self, mesh: _Mesh, charges: Tensor, atoms: Atoms, virial: bool) -> _Potential:
-        """The potential on the mesh of one structure."""
+        """Return the potential on the mesh of one structure."""
         assert atoms.cell is not None
         sizes, cell = mesh.sizes, atoms.cell[mesh.b]
         fixed = torch.zeros(sizes, dtype=torch.int64, device=self.device)
         spread_kernel[(mesh.num_atoms,)](
             atoms.pos, charges, cell, self._table, fixed, mesh.first, *sizes, **self._splines
         )
-        # a leading dimension, with which PyTorch transforms all three in one plan
+        # with a leading dimension PyTorch transforms all three dimensions in one plan
         transform = torch.fft.rfftn(fixed.double()[None], dim=(1, 2, 3)).contiguous()
         programs = triton.cdiv(transform.numel(), BLOCK)
         parts = torch.empty(programs if virial else 1, 6, dtype=torch.float64, device=self.device)
@@ -277,7 +279,7 @@ class ParticleMeshTerm(TermWithRoom):
     def _gather(
         self, mesh: _Mesh, found: _Potential, charges: Tensor, atoms: Atoms, sums: TermSums, virial: bool
     ) -> None:  # fmt: skip
-        """Energies, forces, virial and dE/dq of one structure: everything but its short-range pairs."""
+        """Add energies, forces, virial and dE/dq of one structure, without its short-range pairs."""
         assert atoms.cell is not None
         slope = sums.forces if sums.charge_slope is None else sums.charge_slope
         gather_kernel[(mesh.num_atoms,)](
@@ -288,12 +290,12 @@ class ParticleMeshTerm(TermWithRoom):
 
 
 FIXED_POINT = 2.0**48
-"""Charges on the mesh are multiples of 2⁻⁴⁸ = 3.6e-15 e. A product of a charge and a weight is wrong by half of that at
-most, and a mesh point gets some hundreds of them: 1e-13 e, and 1e-12 eV in the energy of a unit charge, where the mesh
-itself is good for 1e-11 of an energy at best. A point overflows above 2⁶³⁻⁴⁸ = 32,768 e: all of its charges lie within
-p/2 points, which is a few Å, and weigh at most 0.3 (p = 4) or less. Matter has tens of e there."""
+"""Charges on the mesh are multiples of 2⁻⁴⁸ = 3.6e-15 e. The error of a product of charge and weight is at most half of
+that, and a mesh point gets some hundreds of products. The error is then 1e-13 e, and 1e-12 eV in the energy of a unit
+charge, while the mesh has a relative error of 1e-11 at best. A point overflows above 2⁶³⁻⁴⁸ = 32,768 e. All of its
+charges lie within p/2 points, which is a few Å, with weights up to 0.3 (p = 4); matter has tens of e there."""
 MAX_CHARGE = 1024.0
-"""e, of an atom: larger ones are nothing but a broken prediction, have energy NaN and do not reach the mesh."""
+"""e, largest charge of an atom; a larger one is a failed prediction, gets the energy NaN and is not put on the mesh."""
 BLOCK = 1024  # mesh points of a program of `influence_kernel`
 
 _FIXED = tl.constexpr(FIXED_POINT)
@@ -303,7 +305,7 @@ _PI = tl.constexpr(3.141592653589793)
 
 @triton.jit
 def reciprocal(cell):
-    """The columns u, v, w of the inverse of a cell [3, 3], and the volume."""
+    """Return the columns u, v, w of the inverse of a cell [3, 3], and the volume."""
     ax, ay, az = tl.load(cell).to(tl.float64), tl.load(cell + 1).to(tl.float64), tl.load(cell + 2).to(tl.float64)
     bx, by, bz = tl.load(cell + 3).to(tl.float64), tl.load(cell + 4).to(tl.float64), tl.load(cell + 5).to(tl.float64)
     cx, cy, cz = tl.load(cell + 6).to(tl.float64), tl.load(cell + 7).to(tl.float64), tl.load(cell + 8).to(tl.float64)
@@ -317,7 +319,7 @@ def reciprocal(cell):
 
 @triton.jit
 def place(x, y, z, u, v, w, points):
-    """The mesh point below an atom along one lattice vector, the rest t in [0, 1), and whether they mean anything."""
+    """Return the mesh point below an atom along one lattice vector, the rest t in [0, 1), and if both are valid."""
     at = (x * u + y * v + z * w) * points
     ok = tl.abs(at) < 1e12
     at = tl.where(ok, at, 0.0)
@@ -345,9 +347,9 @@ def wrap(index, points):
 
 @triton.jit
 def stencil(pos, i, cell, table, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr):
-    """The mesh points [ROWS, P] that atom i touches and which of them count, weights and slopes by row and column.
+    """Return the mesh points [ROWS, P] of atom i, which of them count, and weights and slopes by row and column.
 
-    Also whether the position means anything.
+    The last value says whether the position is valid.
     """
     x, y, z = tl.load(pos + i * 3), tl.load(pos + i * 3 + 1), tl.load(pos + i * 3 + 2)
     x, y, z = x.to(tl.float64), y.to(tl.float64), z.to(tl.float64)

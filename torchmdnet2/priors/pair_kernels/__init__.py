@@ -1,4 +1,4 @@
-"""What the kernels of pair priors cover. Triton and numba are imported when they are used."""
+"""Choice of the kernels for pair priors. Triton and numba are imported on use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PairPriorPath"]
 
 
 class PairPriorPath(PriorPath):
-    """ZBL, pairs of elements, D2, D3, and Coulomb by all pairs or reaction field."""
+    """Kernels for ZBL, pairs of elements, D2, D3, and Coulomb by all pairs, reaction field or shifted force."""
 
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return unsupported_reason(prior)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Pair priors on the CPU: what is prepared of a prior, how its kernels are called, and the kernels. See gpu.py.
+"""Pair priors on the CPU: preparation, calls and kernels. See gpu.py.
 
-The functions of the distance are those of triton_kernels.py with their slopes, of one pair and in float64:
+The functions of the distance and their slopes are those of triton_kernels.py, for one pair and in float64:
 g(d, b, c, constants, mode) → g, dg/dd.
 
 Shapes: N atoms, B structures, E directed edges.
@@ -48,14 +48,14 @@ __all__ = [
 ]
 
 
-_FAR = 1e100  # Å; infinity is not a number that the kernels can compare with
+_FAR = 1e100  # Å, instead of infinity, with which the kernels cannot compare
 
 
 def make_cpu_term(prior: Prior, elements: Iterable[int]) -> CpuPairTerm | CpuD3Term:
-    """The kernels of a prior.
+    """Return the kernels of a prior.
 
     Args:
-        prior: one that `parameters.unsupported_reason` finds nothing against.
+        prior: a prior for which `parameters.unsupported_reason` returns "".
         elements: atomic numbers that can occur.
     """
     parameters = describe(prior, elements)
@@ -166,7 +166,7 @@ class CpuD3TermOf(CpuTermOf):
 
 
 def _atoms_of_structures(system: System) -> tuple[Array, Array, Array]:
-    """For each atom, where in the list of atoms those of its structure begin and end; the list."""
+    """Return, for each atom, the first and last + 1 of its structure's atoms in a list; and the list."""
     require_molecules(system)
     batch = system.batch.numpy()
     end = np.bincount(batch, minlength=system.num_systems).cumsum()
@@ -182,7 +182,7 @@ def _send(exchange: Exchange | None, rows: Array) -> None:
 
 
 def _limit(rows: CpuRows, cutoff: float) -> float:
-    """Å from which on edges do not count: rows of the term's own list end where it ends, to the last bit."""
+    """Return the distance in Å from which edges do not count; rows of the term's list end exactly at its cutoff."""
     return _FAR if rows.cutoff <= cutoff else cutoff
 
 
@@ -300,9 +300,9 @@ def shifted_force(d, _b, _c, constants, damping):
     return near * r - value - slope * (d - end), (near_slope - near * r) * r - slope
 
 
-# --- Kernels for the priors that are sums over pairs, on the CPU: as triton_kernels.py, in float64 ---
+# --- Kernels for sums over pairs, as in triton_kernels.py, but in float64 ---
 #
-# Threads share out the atoms; every atom adds to its own row, so that results do not depend on the number of threads.
+# Threads divide the atoms. Each atom adds to its row alone, so that results do not depend on the number of threads.
 
 MIN_DISTANCE = 1e-3  # Å, as neighbors/pairs.py
 NOTHING = (0.0,) * 10
@@ -310,7 +310,7 @@ NOTHING = (0.0,) * 10
 
 @inline
 def length(square):
-    """d ≥ MIN_DISTANCE from d², and 1/d, 0 where the clamp takes the slope away."""
+    """Return d ≥ MIN_DISTANCE from d², and 1/d, which is 0 below MIN_DISTANCE, where the clamped d has no slope."""
     if square < MIN_DISTANCE * MIN_DISTANCE:
         return MIN_DISTANCE, 0.0
     d = math.sqrt(square)
@@ -349,7 +349,7 @@ def add_row(s, factor, i, energy, forces, virial):
 
 @inline
 def _listed(g_of, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces, virial):
-    """Add the edges of atom i; returns dE/dA."""
+    """Add the edges of atom i; return dE/dA."""
     own, s, limit = table[key[i]], NOTHING, cutoff * cutoff
     for e in range(row_ptr[i], row_ptr[i + 1]):
         x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
@@ -411,7 +411,7 @@ def _shifted_force(
 def _all_pairs(
     begin, stop, first, last, members, pos, key, table, strength, constants, mode, energy, forces, virial, slope
 ):
-    """Atom i with members[first[i] … last[i] − 1], the atoms of its structure."""
+    """Add the pairs of atom i with members[first[i] … last[i] − 1], the atoms of its structure."""
     for i in range(begin, stop):
         own, s = table[key[i]], NOTHING
         for k in range(first[i], last[i]):
@@ -445,22 +445,23 @@ KERNELS: dict[str, Callable] = {
     "shifted_force": _shifted_force,
     "all_pairs": _all_pairs,
 }
-"""By the name of the function of the distance. They add to energy [N], forces [N, 3], virial [N, 9], slope [N] (dE/dA).
+"""Name of the function of the distance -> kernel, which adds to energy [N], forces [N, 3], virial [N, 9], slope [N]
+(dE/dA).
 
 Arguments: rows of edges (row_ptr [N + 1], sender and vec [E, 3] float32) or of structures; key [N], the row of the
 table [K, 3] (A, b, c) of each atom; strength, cutoff (Å, finite), constants and mode as in ../parameters.py.
 """
 
 
-# --- D3(BJ) on the CPU in three passes over the edges, as triton_kernels.py, in float64 ---
+# --- D3(BJ) in three passes over the edges, as in triton_kernels.py, but in float64 ---
 #
-# The edges of atom i are first[i] … last[i] − 1, with vectors vec [E, 3]; where pairs are not listed, all atoms of its
-# structure are in `sender`, and their positions pos [N, 3] count.
+# The edges of atom i are first[i] … last[i] − 1, with vectors vec [E, 3]. Without a list of pairs, `sender` holds all
+# atoms of its structure, and vectors follow from the positions pos [N, 3].
 
 
 @inline
 def _count(d, bond, start, inverse):
-    """How much a neighbor at d adds to the coordination number, and the slope; `bond` the sum of the radii."""
+    """Return the part of a neighbor at d in the coordination number, and its slope; `bond` is the sum of the radii."""
     falling = math.exp(-16 * (bond / d - 1))
     counted = 1 / (1 + falling)
     end, end_slope = taper(d, start, inverse)
@@ -469,7 +470,7 @@ def _count(d, bond, start, inverse):
 
 @inline
 def _pair(listed, vec, pos, e, i, j):
-    """The vector of an edge of atom i, and its squared length; of all pairs, an atom is not its own neighbor."""
+    """Return the vector of an edge of atom i and its squared length; without a list, i itself does not count."""
     if listed:
         x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
     else:
@@ -497,7 +498,7 @@ def coordination(
     weights,
     mixed,
 ):
-    """Weights [N, 8] of the references and mixed [N, T, 2, 8]: C6 with each element's references, and its slope."""
+    """Write the weights [N, 8] of the references, and mixed [N, T, 2, 8]: C6 with each element's references, slope."""
     for i in range(begin, stop):
         radius, kind, count = elements[z[i], 0], int(elements[z[i], 2]), 0.0
         for e in range(first[i], last[i]):
@@ -534,7 +535,7 @@ def dispersion(
     first, last, sender, vec, pos, listed, z, elements, weights, mixed, cutoff, start, inverse, s6, s8, a1, a2, energy,
     forces, virial, by_coordination,
 ):  # fmt: skip
-    """Energies, forces at fixed coordination numbers, and by_coordination [N] = dE/dCN."""
+    """Add energies and forces at fixed coordination numbers; write by_coordination [N] = dE/dCN."""
     for i in range(begin, stop):
         own, s, turn = elements[z[i], 1], NOTHING, 0.0
         for e in range(first[i], last[i]):

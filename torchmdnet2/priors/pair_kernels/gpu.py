@@ -1,4 +1,4 @@
-"""Pair priors on the GPU: what is prepared of a prior, and how its kernels are launched.
+"""Pair priors on the GPU: preparation and launches.
 
 Shapes: N atoms, B structures, C edge capacity.
 """
@@ -24,14 +24,14 @@ from .triton_kernels import coordination_force_kernel, coordination_kernel, disp
 __all__ = ["D3Term", "PairTerm", "make_term"]
 
 
-_FEW_ATOMS = 4096  # up to so many, four warps share the row of an atom; above, one has it to itself
+_FEW_ATOMS = 4096  # up to this number of atoms, four warps share the row of an atom; above, each row has one warp
 
 
 def make_term(prior: Prior, elements: Iterable[int], device: torch.device) -> PairTerm | D3Term:
-    """The kernels of a prior with its current parameters.
+    """Return the kernels of a prior with its current parameters.
 
     Args:
-        prior: one that `parameters.unsupported_reason` finds nothing against.
+        prior: a prior for which `parameters.unsupported_reason` returns "".
         elements: atomic numbers that can occur.
     """
     parameters = describe(prior, elements)
@@ -42,7 +42,7 @@ def make_term(prior: Prior, elements: Iterable[int], device: torch.device) -> Pa
 
 class _PairTerm(GpuTerm):
     def launch_shapes(self, num_atoms: int) -> tuple[int, int]:
-        """Edges of a row at once, and warps that share them."""
+        """Return the number of edges of a row in one pass, and the number of warps that share them."""
         return (128, 4) if num_atoms <= _FEW_ATOMS else (64, 1)
 
 
@@ -77,7 +77,7 @@ class PairTerm(_PairTerm):
         keys = {"element": atoms.z, "atom": atoms.order, "predicted": None}
         key, table = keys[p.source], tables[p.source]
         assert table is not None
-        # rows of the term's own list end where it ends, to the last bit
+        # rows of the term's list end exactly at its cutoff
         own = edges is None or edges.cutoff <= self.cutoff
         slope = sums.charge_slope if self.uses_charges else None
         ints, reals = atoms.z, sums.forces  # where nothing is read or written

@@ -1,4 +1,4 @@
-"""What the kernels need to know of a prior: one description for GPU and CPU.
+"""Parameters of a prior for kernels: one description for GPU and CPU.
 
 Shapes: N atoms, T elements.
 """
@@ -33,14 +33,14 @@ class PairParameters:
     """E = ½ strength Σ_i Σ_j A_i A_j g(d_ij, b_i + b_j, c_i + c_j) − strength · alone · Σ_i A_i².
 
     Attributes:
-        prior: that this describes.
-        cutoff: Å, from which on pairs do not count; infinity for all pairs of molecules.
+        prior: the prior.
+        cutoff: distance in Å from which pairs do not count; infinity for all pairs of molecules.
         radial: name of g (triton_kernels.py, cpu.py); mode, constants: its last arguments, six numbers and
             tables (float64).
-        strength: eV.
-        source: where A comes from: by "element" or by "atom", fixed, or "predicted" by the network.
-        table: [128, 1 … 3] float64, A, b, c by atomic number, where they are by element.
-        alone: 1/Å, of what each atom has without neighbors.
+        strength: factor in eV.
+        source: source of A: fixed by "element" or by "atom", or "predicted" by the network.
+        table: [128, 1 … 3] float64, A, b, c by atomic number, if they depend on the element.
+        alone: constant of an atom without neighbors, 1/Å.
     """
 
     prior: Prior
@@ -54,21 +54,21 @@ class PairParameters:
     alone: float = 0.0
 
     def numbers_of(self, system: System) -> Tensor:
-        """A of each atom, [N, 1] float64, where it is by atom."""
+        """Return A of each atom, [N, 1] float64, if it is fixed by atom."""
         assert isinstance(self.prior, Coulomb)
         return self.prior.fixed_charges(system)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
 class D3Parameters:
-    """Of D3(BJ).
+    """Parameters of D3(BJ).
 
     Attributes:
-        prior: that this describes.
+        prior: the prior.
         cutoff, start, inverse: Å, and 1/Å, of the taper.
         elements: [128, 4] float64 by atomic number: covalent radius in Å, (3 Q²)^¼ so that the product of two is
             √(C8/C6) in Å, index of the element, largest coordination number.
-        reference: [T, 8] float64, coordination numbers; very large where there is no reference.
+        reference: [T, 8] float64, coordination numbers; very large for missing references.
         c6: [T, T, 8, 8] float64, eV Å⁶.
     """
 
@@ -82,7 +82,7 @@ class D3Parameters:
 
 
 def unsupported_reason(prior: Prior) -> str:
-    """ "" when there are kernels for this prior, else the reason."""
+    """Return "" if there are kernels for this prior, else the reason."""
     if type(prior) not in _KNOWN:
         return f"there are no fused kernels for {type(prior).__name__}"
     if isinstance(prior, Coulomb) and prior.energy.method in ("ewald", "pme"):
@@ -91,17 +91,17 @@ def unsupported_reason(prior: Prior) -> str:
 
 
 def describe(prior: Prior, elements: Iterable[int]) -> PairParameters | D3Parameters:
-    """The current parameters of a prior, on the CPU.
+    """Return the current parameters of a prior, on the CPU.
 
     Args:
-        prior: one that `unsupported_reason` finds nothing against.
+        prior: a prior for which `unsupported_reason` returns "".
         elements: atomic numbers that can occur.
     """
     return _KNOWN[type(prior)](prior, list(elements))
 
 
 def _taper(cutoff: float, width: float) -> tuple[float, float]:
-    """Start in Å and inverse width in 1/Å; without a width the cutoff alone ends the energy."""
+    """Return start in Å and inverse width in 1/Å of a taper; without a width the energy ends at the cutoff."""
     return (cutoff - width, 1 / width) if width > 0 else _NO_TAPER
 
 
@@ -133,9 +133,9 @@ def _d2(prior: D2, elements: list[int]) -> PairParameters:
 
 
 def ewald_parameters(prior: Coulomb) -> tuple[PairParameters, PairParameters]:
-    """The short-range pairs of Ewald summation, and all pairs of molecules. Their charges are given, as predicted ones.
+    """Return the parameters of short-range pairs of Ewald summation, and of all pairs of molecules, for GPUs.
 
-    On GPUs only.
+    The charges are given like predicted ones.
     """
     e, damping = prior.energy, _damping(prior)
     mode, short = _DAMPINGS[e.damping], (*damping, e.alpha, 0.0, 0.0, 0.0)

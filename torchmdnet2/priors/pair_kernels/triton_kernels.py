@@ -1,8 +1,8 @@
-"""One kernel for the priors that are sums over pairs: energies, forces, virials and dE/dA in one pass over the edges.
+"""One kernel for priors that are sums over pairs: energies, forces, virials and dE/dA in one pass over the edges.
 
 E = ½ strength Σ_i Σ_j A_i A_j g(d_ij, b_i + b_j, c_i + c_j), see below. Both directions of each pair are listed, so
-that the force on an atom is a sum over its own row: no atomics; same input, same result, bit for bit. Energies are
-summed in float64, all else is float32.
+that the force on an atom is a sum over its row. This needs no atomics, and equal inputs give results that are equal to
+the bit. Energies are summed in float64; all other numbers are float32.
 
 Shapes: N atoms, B structures, C edge capacity, K rows of the table.
 """
@@ -26,7 +26,7 @@ MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as neighbors/pairs.py
 
 @triton.jit
 def edge_geometry(vec, e, mask):
-    """Vectors x, y, z of the edges, distance d ≥ MIN_DISTANCE and 1/d, 0 where the clamp takes the slope away."""
+    """Return vectors x, y, z of edges, distance d ≥ MIN_DISTANCE, and 1/d, which is 0 where d is clamped."""
     at = e.to(tl.int64) * 3
     x = tl.load(vec + at, mask, other=1.0)
     y = tl.load(vec + at + 1, mask, other=0.0)
@@ -37,7 +37,7 @@ def edge_geometry(vec, e, mask):
 
 @triton.jit
 def length(x, y, z):
-    """d ≥ MIN_DISTANCE of vectors in Å, and 1/d, 0 for those that are shorter."""
+    """Return d ≥ MIN_DISTANCE of vectors in Å, and 1/d, which is 0 for shorter vectors."""
     d = tl.sqrt(x * x + y * y + z * z)
     short = d < MIN_DISTANCE
     d = tl.where(short, MIN_DISTANCE, d)
@@ -77,7 +77,7 @@ def neighbor(e, use, i, sender, vec, pos, px, py, pz, cutoff, LISTED: tl.constex
 
 @triton.jit
 def put(to, value, FIRST: tl.constexpr):
-    """Write a number, or add it to what is there."""
+    """Write a number (FIRST), or add it to the present value."""
     if FIRST:
         tl.store(to, value)
     else:
@@ -121,7 +121,7 @@ def pair_kernel(
         key: [N] the row of the table for each atom (KEYED); else its own index.
         table: [K, COLUMNS] float32: A, b, c.
         energy [N] float64, forces [N, 3], virial [N, 9] float32: written when FIRST, else added to; virial if VIRIAL.
-        slope: [N] float32 dE/dA: SLOPE 0 not wanted, 1 written, 2 added to.
+        slope: [N] float32 dE/dA: not computed (SLOPE 0), written (1) or added to (2).
         strength, cutoff, c0 … c5: see `radial`. Edges from `cutoff` on do not count.
         alone: 1/Å; strength · alone · A² is subtracted for each atom.
     """
@@ -173,13 +173,12 @@ def pair_kernel(
     put_row(forces, virial, i, fx, fy, fz, xx, yy, zz, yz, xz, xy, strength * own_a, FIRST, VIRIAL)
 
 
-# --- The functions of the distance that pair priors are made of, with their slopes, for Triton kernels ---
+# --- Functions of the distance, with their slopes ---
 #
 # The energy of a pair is strength · A_i A_j · g(d, b_i + b_j, c_i + c_j), with numbers A, b, c of each atom. A radial
 # function takes the distance d in Å, the two sums, six constants (numbers, or pointers to tables) and a mode, and
-# returns
-# g and dg/dd. What a prior's `forward` (torchmdnet2/priors) writes as differences that cancel is written here as
-# products, which float32 can bear.
+# returns g and dg/dd. Differences that cancel in a prior's `forward` (torchmdnet2/priors) are products here, since
+# float32 would lose digits.
 
 _PI = tl.constexpr(3.141592653589793)
 
@@ -241,7 +240,7 @@ def d2(d, radii, _sum, start, inverse, _c2, _c3, _c4, _c5, _MODE: tl.constexpr):
     r3 = r * r * r
     r6 = r3 * r3
     y = d / radii
-    near = y < 0.5  # exp(20 − 20 y) in two factors there: 20 − 20 y would round off most of y
+    near = y < 0.5  # exp(20 − 20 y) is two factors there, since 20 − 20 y would round off most of y
     falling = tl.exp(20.0 * (tl.where(near, 0.0, 1.0) - y)) * tl.where(near, 485165195.4097903, 1.0)
     damping = 1.0 / (1.0 + falling)
     damping_slope = damping * damping * falling * (20.0 / radii)
@@ -281,7 +280,7 @@ def all_pairs(d, _b, _c, lower, inverse, _c2, _c3, _c4, _c5, DAMPING: tl.constex
     f = tl.full(d.shape, 1.0, tl.float32)
     f_slope = tl.zeros_like(d)
     if DAMPING > 0:
-        # 1 from `upper` on, where nearly all pairs of a large structure are
+        # f is 1 from `upper` on, where nearly all pairs of a large structure are
         if (tl.min(d, 0) - lower) * inverse < 1.0:
             f, f_slope = _short_range(d, lower, inverse, DAMPING)
     r = 1.0 / d
@@ -303,8 +302,8 @@ def reaction_field(d, _b, _c, lower, inverse, start, taper_inverse, reaction, sh
 def ewald(d, _b, _c, lower, inverse, alpha, _c3, _c4, _c5, DAMPING: tl.constexpr):
     """(erfc(αd) − 1 + f(d))/d, the short-range part of an Ewald sum.
 
-    erfc(x) = exp(−x²) Σ_n c_n tⁿ with t = 1/(1 + x/2): coefficients fitted on 0 … 6.5, right to 3e-8 of erfc, so that
-    its far end is not lost to rounding. Where f is not 1, f − erf.
+    erfc(x) = exp(−x²) Σ_n c_n tⁿ with t = 1/(1 + x/2). The coefficients are fitted on 0 … 6.5 to a relative error of
+    3e-8, so that the tail of erfc is not lost to rounding. Where f is not 1, the function is (f − erf)/d.
     """
     r = 1.0 / d
     x = alpha * d
@@ -330,17 +329,18 @@ def shifted_force(d, b, c, lower, inverse, alpha, value, slope, end, DAMPING: tl
     return short - value - slope * (d - end), short_slope - slope
 
 
-# --- D3(BJ) in three passes over the edges: coordination numbers; energies with their slopes; forces through ---
-# coordination
+# --- D3(BJ) in three passes over the edges ---
 #
-# The formulas are those of priors/dispersion.py. A pass over the row of an atom writes what belongs to this atom:
-# no
-# atomics; same input, same result, bit for bit. Coordination numbers, weights and energies are summed in float64.
+# The formulas are those of priors/dispersion.py. The passes are coordination numbers; energies, with slopes at fixed
+# coordination numbers and dE/dCN; forces through the coordination numbers. The last pass needs dE/dCN of both atoms of
+# an edge, which the second pass completes. A pass over the row of an atom writes results of this atom alone, without
+# atomics, so that equal inputs give results that are equal to the bit. Coordination numbers, weights and energies are
+# summed in float64.
 
 
 @triton.jit
 def _count(d, bond, start, inverse):
-    """How much a neighbor at d adds to the coordination number, and the slope; `bond` the sum of the radii."""
+    """Return the part of a neighbor at d in the coordination number, and its slope; `bond` is the sum of the radii."""
     falling = tl.exp(-16.0 * (bond / d - 1.0))
     counted = 1.0 / (1.0 + falling)
     end, end_slope = taper(d, start, inverse)
@@ -352,14 +352,14 @@ def coordination_kernel(
     row_ptr, sender, vec, pos, batch, ptr, z, elements, reference, c6, weights, mixed, types, cutoff, start, inverse,
     BT: tl.constexpr, LISTED: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program i: how the C6 coefficients of atom i follow from its coordination number.
+    """Program i: writes the C6 coefficients of atom i for its coordination number, and their slopes.
 
     Args:
         row_ptr [N + 1], sender [C], vec [C, 3]: edges within `cutoff` or further (LISTED); else all pairs by pos,
             batch and ptr, as for `pair_kernel`. z [N].
         elements: [128, 4] float32 by atomic number: covalent radius, √C8/C6 part, index 0 … T − 1, largest
             coordination number.
-        reference: [T, 8] float32 coordination numbers, very large where there is no reference.
+        reference: [T, 8] float32 coordination numbers, very large for missing references.
         c6: [T, T, 8, 8] float32 eV Å⁶ by element and reference of both.
         weights: [N, 8] of the references, written.
         mixed: [N, T, 2, 8], written: C6 with each element's references, and its slope in the coordination number.
