@@ -52,7 +52,7 @@ def raw_config(start_file: Path, folder: Path) -> dict[str, Any]:
             "labeller": {"name": "ase", "calculator": "morse", "level_of_theory": "Morse", "arguments": MORSE},
             "budget": 4,
             "per_round": 3,
-            "processes": 2,
+            "processes": 1,  # the start of each costs more than the labels
         },
         "dynamics": {"temperatures": [5.0, 10.0], "time": 0.02, "timestep": 2.0, "replicas": 2, "every": 0.01},
         "selection": {"name": "disagreement", "lowest": 0.0, "highest": 1000.0, "apart": 0.0},
