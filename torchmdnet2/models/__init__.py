@@ -1,4 +1,4 @@
-"""Representations and heads; importing this package registers all of them."""
+"""Models: representations and heads; importing this package registers all of them."""
 
 from ..core.devices import Float64Buffers
 from ..potential.graph import Features, Graph, Head, PropertyHead, Representation

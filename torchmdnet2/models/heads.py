@@ -1,4 +1,4 @@
-"""Heads: from per-atom features to per-atom energies.
+"""Heads, which turn features of atoms into energies, charges, dipoles and other properties.
 
 Shapes: N atoms, F features, C charge channels of all stages together.
 """
@@ -30,7 +30,7 @@ Reduce = Literal["sum", "mean"]
 
 
 def scalar_network(hidden_channels: int, activation: str, num_hidden_layers: int = 0) -> MLP:
-    """The network F → F/2 → 1 of the scalar heads."""
+    """Return the network F → F/2 → 1 of the scalar heads."""
     return MLP(hidden_channels, hidden_channels // 2, 1, activation, num_hidden_layers)
 
 
@@ -47,7 +47,7 @@ class VectorNetwork(nn.ModuleList):
         )
 
     def forward(self, features: Features) -> tuple[Tensor, Tensor]:
-        """One scalar and one vector per atom, [N] and [N, 3].
+        """Return a scalar and a vector for each atom, [N] and [N, 3].
 
         Raises:
             ValueError: the representation has no vector features.
@@ -63,7 +63,7 @@ class VectorNetwork(nn.ModuleList):
 
 
 def _share(energies: Tensor, graph: Graph, reduce: str) -> Tensor:
-    """Atomic energies whose sum over a structure is the sum or the mean of those given."""
+    """Return energies of atoms whose sum over a structure is the sum or the mean of the given ones."""
     if reduce == "sum":
         return energies
     return energies / atom_counts(graph).clamp(min=1)[graph.batch]
@@ -79,10 +79,10 @@ class ScalarHead(Head):
     """Energy of an atom from its scalar features by a small network F → F/2 → 1.
 
     Args:
-        hidden_channels: F.
+        hidden_channels: number of features F.
         activation: name of the activation function.
-        num_hidden_layers: further layers of width F/2.
-        reduce: the energy of a structure is the "sum" over its atoms, or their "mean" for quantities that do not grow
+        num_hidden_layers: number of further layers of width F/2.
+        reduce: the energy of a structure is the "sum" over its atoms, or the "mean" for quantities that do not grow
             with the structure (then set subtract_isolated to False).
     """
 
@@ -151,24 +151,24 @@ class ScalarCoulombHead(Head):
     """Energy of an atom by a network, plus the Coulomb energy of the latent charges of TensorNet2.
 
     The Coulomb energy is the weighted mean over the charge channels of all stages, damped at short distance by
-    1 − exp(1 − 1/(1 − (d/4.6 Å)²)). `energy_scale` scales it too, as in TorchMD-Net, so the charges of a trained model
-    are in e only where that is 1. For new models take the head "scalar" and the prior "coulomb" with predicted charges
-    and damping "exp" instead: its energy is not scaled.
+    1 − exp(1 − 1/(1 − (d/4.6 Å)²)). As in TorchMD-Net, `energy_scale` scales it too, so that the charges of a trained
+    model are in e only if the scale is 1. For new models use the head "scalar" and the prior "coulomb" with predicted
+    charges and the damping "exp", whose energy is not scaled.
 
     Args:
-        hidden_channels: F.
+        hidden_channels: number of features F.
         q_weights: C weights of the channels, stage by stage.
         activation: name of the activation function.
-        num_hidden_layers: further layers of width F/2.
+        num_hidden_layers: number of further layers of width F/2.
         method: "all_pairs", "reaction_field", "dsf", "ewald" or "pme", see `Electrostatics`.
-        coulomb_cutoff: Å; not used by "all_pairs".
-        dielectric: outside the reaction field's cutoff; None means infinite.
-        accuracy: of the Ewald summation, relative.
-        switch_width: Å before the cutoff over which the reaction field's energy goes smoothly to zero; 0 reproduces
-            TorchMD-Net, whose force jumps there.
+        coulomb_cutoff: cutoff in Å; not used by "all_pairs".
+        dielectric: dielectric constant outside the reaction field's cutoff; None means infinite.
+        accuracy: relative accuracy of the Ewald summation.
+        switch_width: width in Å, before the cutoff, over which the reaction field's energy goes smoothly to zero; 0
+            reproduces TorchMD-Net, whose force jumps at the cutoff.
 
     Raises:
-        ValueError: an option is out of range; the model has no charges or another number of channels.
+        ValueError: an option is out of range, or the model has no charges or another number of channels.
     """
 
     reads_charge = True
@@ -214,7 +214,7 @@ class ScalarCoulombHead(Head):
         channels = 0 if features.charges is None else features.charges.shape[1] * features.charges.shape[2]
         if features.charges is None or channels != self.qweights.numel():
             raise ValueError(
-                f"the head has weights for {self.qweights.numel()} charge channels (stages × q_dim), the model has "
+                f"the head has weights for {self.qweights.numel()} charge channels (stages × q_dim), but the model has "
                 f"{channels}"
             )
         pairs = graph.pairs(self.coulomb.cutoff)
@@ -228,13 +228,13 @@ class ScalarCoulombHead(Head):
 
 
 def _centered(graph: Graph) -> Tensor:
-    """Positions relative to the centre of mass of the atoms that are read out, [N, 3] Å, float64."""
+    """Return positions relative to the centre of mass of the atoms that heads count, [N, 3] Å, float64."""
     assert graph.system is not None
     return centered_positions(graph.system, graph.readout)
 
 
 class _Centered(PropertyHead):
-    """What needs `centered_positions`."""
+    """Base class of properties that depend on `centered_positions`."""
 
     def check(self, system: System) -> None:
         """Raise ValueError for a periodic structure, which has no such centre."""
@@ -247,7 +247,7 @@ class _Centered(PropertyHead):
 
 
 class _AtomNetwork(PropertyHead):
-    """A scalar per atom, and with `equivariant` a vector per atom too, by a small network."""
+    """Base class of properties from a small network, which gives a scalar and, if `equivariant`, a vector per atom."""
 
     reads_edges = False
 
@@ -264,7 +264,7 @@ class _AtomNetwork(PropertyHead):
         )
 
     def atom_values(self, features: Features) -> tuple[Tensor, Tensor | None]:
-        """[N] scalars and [N, 3] vectors or None, float64, in the unit of the property."""
+        """Return scalars [N] and vectors [N, 3] or None, float64, in the unit of the property."""
         if self.equivariant:
             x, v = self.output_network(features)
             return x.double() * self.scale, v.double() * self.scale
@@ -297,9 +297,9 @@ class ChargesHead(_AtomNetwork):
 
 @HEADS.register("dipole")
 class DipoleHead(_Centered, _AtomNetwork):
-    """Dipole moment [B, 3] in e·Å: Σ_i [c_i (r_i − r_com) + μ_i], μ_i being the vector features' share.
+    """Dipole moment [B, 3] in e·Å: Σ_i [c_i (r_i − r_com) + μ_i] with μ_i from the vector features.
 
-    For molecules only. Its length is what TorchMD-Net's DipoleMoment gives.
+    For molecules only. TorchMD-Net's DipoleMoment is its length.
 
     Args:
         hidden_channels: F.

@@ -1,4 +1,4 @@
-"""What models share: activations, linear maps, norms, cutoff functions, radial functions."""
+"""Layers that models share: activations, networks, norms, cutoff functions, radial functions."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def activation(name: str) -> nn.Module:
-    """The activation function of this name.
+    """Return the activation function of this name.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: the name is unknown.
     """
     if name not in ACTIVATIONS:
         hint = did_you_mean(name, ACTIVATIONS)
@@ -54,10 +54,10 @@ def activation(name: str) -> nn.Module:
 
 
 class LogNorm(nn.Module):
-    """γ log(1 + x) + β for features x ≥ 0, elementwise: unlike a layer norm it grows with every feature without bound.
+    """γ log(1 + x) + β for features x ≥ 0, elementwise. Unlike a layer norm it grows with every feature without bound.
 
     Args:
-        channels: F, of γ and β.
+        channels: number of features F.
     """
 
     def __init__(self, channels: int):
@@ -74,10 +74,10 @@ class LogNorm(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """That of PyTorch, with right derivatives of every order.
+    """PyTorch's layer norm, with correct derivatives of every order.
 
-    The forward-mode derivative of PyTorch's (2.13) takes mean and variance for constants when it is differentiated
-    itself, so that Hessians by `jacfwd` within another transform are wrong.
+    The forward-mode derivative in PyTorch 2.13 treats mean and variance as constants when it is differentiated again,
+    so that Hessians by `jacfwd` within another transform are wrong.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,10 +92,10 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": LayerNorm, "log": LogNo
 
 
 def feature_norm(name: str, channels: int) -> nn.Module:
-    """The normalisation "layer" or "log" of F features that are not negative.
+    """Return the normalisation "layer" or "log" for F features ≥ 0.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: the name is unknown.
     """
     if name not in NORMS:
         raise ValueError(f"unknown norm '{name}'{did_you_mean(name, NORMS) or '.'} Known: {', '.join(NORMS)}")
@@ -168,10 +168,10 @@ class GatedEquivariantBlock(nn.Module):
 
 
 def smooth_length(vectors: Tensor) -> Tensor:
-    """Length along the last axis; below r = 1e-3 a polynomial of r² that meets it with two derivatives.
+    """Return the length along the last axis; below r = 1e-3 a polynomial of r² with two continuous derivatives.
 
-    The length itself has a kink at zero: where vectors vanish by symmetry (in methane, in a perfect crystal), forces
-    would follow the direction of what rounding leaves of them.
+    The length has a kink at zero. If vectors vanish by symmetry (in methane, in a perfect crystal), forces would follow
+    the direction of rounding errors.
     """
     square = (vectors * vectors).sum(-1)
     inside = square < _KINK**2
@@ -180,14 +180,14 @@ def smooth_length(vectors: Tensor) -> Tensor:
 
 
 def reset(module: nn.Module) -> None:
-    """Draw the parameters of all sub-modules anew."""
+    """Initialise the parameters of all sub-modules again."""
     for child in module.modules():
         if child is not module and isinstance(child, nn.Linear | nn.Embedding | nn.LayerNorm | LogNorm):
             child.reset_parameters()
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator with finite gradients; 0 where the denominator is 0 or so small that its powers are."""
+    """Return numerator / denominator with finite gradients; 0 where the denominator, or a power of it, is 0."""
     zero = denominator.abs() < torch.finfo(denominator.dtype).tiny ** (1 / 3)
     return torch.where(zero, torch.zeros_like(numerator), numerator / torch.where(zero, 1, denominator))
 
@@ -279,7 +279,7 @@ class GaussianBasis(Float64Buffers):
 class BesselBasis(nn.Module):
     """φ_k(d) = √(2/w) sin(k π x/w)/x, x = d − r_l, w = r_c − r_l: waves over the whole range. No cutoff inside.
 
-    Unlike narrow bells, each function is trained by every distance in the data.
+    Every distance in the data trains every function, unlike with narrow Gaussians.
 
     Source: J. Gasteiger, J. Groß, S. Günnemann, DimeNet, ICLR 2020, arXiv 2003.03123, Eq. 7.
     """
@@ -349,10 +349,10 @@ _BASES = {
 
 
 def radial_basis(kind: str, lower: float, upper: float, num_radial: int, trainable: bool = False) -> nn.Module:
-    """The radial basis "expnorm", "gauss", "bessel" or "smooth_bessel" with R = num_radial functions.
+    """Return the radial basis "expnorm", "gauss", "bessel" or "smooth_bessel" with R = num_radial functions.
 
     Raises:
-        ValueError: unknown kind, or fewer than two functions.
+        ValueError: the kind is unknown, or there are fewer than two functions.
     """
     if kind not in _BASES:
         raise ValueError(f"unknown radial basis '{kind}'{did_you_mean(kind, _BASES) or '.'} Known: {', '.join(_BASES)}")

@@ -1,4 +1,4 @@
-"""What the kernels of AIMNet2 cover, and where they are. Triton and numba are imported when they are used."""
+"""Choice of the kernels of AIMNet2. Triton and numba are imported on use."""
 
 from __future__ import annotations
 

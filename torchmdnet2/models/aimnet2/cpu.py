@@ -1,8 +1,8 @@
 """AIMNet2 energies, forces and charges on the CPU: numba kernels at the edges, PyTorch's matrix products at the atoms.
 
-The kernels are those of triton_kernels.py: radial functions, sums over neighbors and their gradients. Threads share out
-the atoms; every atom writes to its own row, so that results do not depend on the number of threads. Charges take part
-as values of one feature, the same for all radial functions.
+The kernels are those of triton_kernels.py: radial functions, sums over neighbors and their gradients. Threads divide
+the atoms. Each atom writes to its row alone, so that results do not depend on the number of threads. Charges are values
+of one further feature, equal for all radial functions.
 
 Shapes: N atoms in B structures, E directed edges, A features, R radial functions, H combinations, F = A·R.
 """
@@ -141,7 +141,7 @@ class CpuAIMNet2(CpuChargeNetwork):
     def _gradient(
         self, edges: tuple[Array, ...], sums: _Sums, dx: Array, by_values: Array, forces: Array, virial: Array
     ) -> None:  # fmt: skip
-        """Adds to by_values, forces and virial from dx, the gradient in sums and squares."""
+        """Add to by_values, forces and virial from dx, the gradient of sums and squares."""
         n, size = sums.values.shape
         gradient = np.empty((n, 4, size), np.float32)
         by_sums, by_squares = np.ascontiguousarray(dx[:, :size]), np.ascontiguousarray(dx[:, size:])
@@ -157,14 +157,14 @@ class CpuAIMNet2(CpuChargeNetwork):
         return charges + u * lacking[atoms.batch], _Stage(u, f, total, lacking)
 
     def _equilibrate_gradient(self, dq: Array, stage: _Stage, atoms: CpuAtoms) -> tuple[Array, Array]:
-        """The gradients in the charges before and in their weights f."""
+        """Return the gradients of the charges before equilibration and of their weights f."""
         mean = np.bincount(atoms.batch, dq * stage.u, len(stage.total)) / np.maximum(stage.total, 1e-300)
         own = dq - mean[atoms.batch]
         return own, 2 * stage.f * stage.lacking[atoms.batch] * own
 
 
 def _forward(layers: list[Layer], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Of a network: what it gives, and the slopes of its activations; 1 where there is none."""
+    """Return the output of a network and the slopes of its activations; 1 for a layer without activation."""
     slopes = []
     for layer in layers:
         h = torch.addmm(layer.bias, x, layer.weight)
@@ -177,7 +177,7 @@ def _forward(layers: list[Layer], x: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _backward(layers: list[Layer], g: Tensor, slopes: list[Tensor]) -> Tensor:
-    """The gradient in what a network reads, from that before its last activation."""
+    """Return the gradient of a network's input, from the gradient before its last activation."""
     for k in reversed(range(len(layers))):
         g = g @ layers[k].transposed
         if k > 0:
@@ -322,8 +322,8 @@ def convolve_gradient(
             other, n = values[j], gradient[j]
             n0, nx, ny, nz = n[0], n[1], n[2], n[3]
             # Atom j adds g·v_j to the sums of i and g·v_j·u to its vectors; i adds g·v_i and −g·v_i·u to those of j.
-            # Each row takes the gradient of both, so that it writes its own forces only: the edge of row j that is
-            # the reverse has the same pair with the other sign.
+            # Each row takes the gradient of both, so that it writes its own forces alone; the reverse edge, in row j,
+            # has the same pair with the other sign.
             along, px, py, pz = ZERO, ZERO, ZERO, ZERO  # dE/dd at fixed u, dE/du
             for c in range(size):
                 from_other = n0[c] - (ux * nx[c] + uy * ny[c] + uz * nz[c])
@@ -333,7 +333,7 @@ def convolve_gradient(
                 px += g[c] * (other[c] * mx[c] - own[c] * nx[c])
                 py += g[c] * (other[c] * my[c] - own[c] * ny[c])
                 pz += g[c] * (other[c] * mz[c] - own[c] * nz[c])
-            # du/dvec = (1 − u uᵀ)/d; vec points from i to j, so that dE/dvec is the force on i
+            # with du/dvec = (1 − u uᵀ)/d; vec points from i to j, so that dE/dvec is the force on i
             px, py, pz = px * inverse, py * inverse, pz * inverse
             along -= ux * px + uy * py + uz * pz
             gx, gy, gz = along * ux + px, along * uy + py, along * uz + pz
@@ -341,7 +341,7 @@ def convolve_gradient(
             f[1] += gy
             f[2] += gz
             if inverse > ZERO:
-                half = HALF / inverse  # of the virial, of which row j adds as much
+                half = HALF / inverse  # half of the virial, since row j adds the other half
                 x, y, z = ux * half, uy * half, uz * half
                 v[0] += gx * x
                 v[1] += gx * y

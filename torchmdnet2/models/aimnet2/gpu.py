@@ -21,12 +21,12 @@ __all__ = ["Buffers", "FusedAIMNet2", "LaunchShapes"]
 
 
 class LaunchShapes(NamedTuple):
-    """How kernels are launched.
+    """Launch parameters of the kernels.
 
     Attributes:
-        features: A of a program of the sums; edges: loaded ahead of their use; warps: of a program.
-        rows, cols, depth, layer_warps, stages: of matrix products.
-        parts: warps among which a sum of a product is divided; 1 where warps share the rows and columns instead.
+        features: features A in a program of the sums; edges: number of edges loaded ahead; warps: warps of a program.
+        rows, cols, depth, layer_warps, stages: tile, warps and pipeline stages of matrix products.
+        parts: number of warps among which the sum of a product is divided; 1 if warps share rows and columns instead.
     """
 
     features: int
@@ -181,7 +181,7 @@ class FusedAIMNet2(ChargeNetwork):
         self, b: Buffers, shapes: LaunchShapes, n: int, layers: list[Layer], x: Tensor, slopes: list[Tensor],
         k: int | None,
     ) -> Tensor:  # fmt: skip
-        """A network on x; the last layer of pass k, but for the last pass, changes features and charges."""
+        """Run a network on x; the last layer of pass k, except of the last pass, changes features and charges."""
         w = self.weights
         for m, layer in enumerate(layers):
             inputs, outputs = layer.weight.shape[1:]
@@ -231,7 +231,7 @@ class FusedAIMNet2(ChargeNetwork):
         self, b: Buffers, shapes: LaunchShapes, n: int, layers: list[Layer], g: Tensor, slopes: list[Tensor],
         below: Tensor | None, out: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """From the gradient before the last activation, that in what the network reads, times the slope `below`."""
+        """Return the gradient of the network's input, times the slope `below`, from that before the last activation."""
         for m in reversed(range(len(layers))):
             inputs, outputs = layers[m].weight.shape[1:]
             slope = slopes[m - 1] if m > 0 else below
@@ -247,7 +247,7 @@ class FusedAIMNet2(ChargeNetwork):
         self, b: Buffers, shapes: LaunchShapes, atoms: Atoms, edges: Edges, k: int, with_virial: bool,
         charge_slope: Tensor | None,
     ) -> None:  # fmt: skip
-        """Gradients of the sums of pass k: forces, and through features and charges."""
+        """Run the backward pass of the sums of pass k: add forces, and write the gradients of features and charges."""
         w, n = self.weights, self.members * atoms.num_rows
         grid = atoms.num_rows, self._parts(shapes) + (k > 0), self.members
         common = self._sums(shapes, k)

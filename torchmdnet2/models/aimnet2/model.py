@@ -1,4 +1,4 @@
-"""AIMNet2: messages of atomic features and partial charges, which are equilibrated over the structure in every pass.
+"""AIMNet2: messages of features and partial charges of atoms; each pass equilibrates charges over the structure.
 
 Source: D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025).
 
@@ -28,8 +28,8 @@ class RadialShells(Float64Buffers):
     """g_k(d) = exp(−η (d − s_k)²) · ½ (cos(π d / r_c) + 1), with R centres s_k from `lower` on, (r_c − lower)/R apart.
 
     Args:
-        lower, cutoff: Å.
-        num_rbf: R; η = (R / (r_c − lower))².
+        lower, cutoff: range in Å.
+        num_rbf: number of functions R; η = (R / (r_c − lower))².
     """
 
     eta: Tensor
@@ -52,7 +52,7 @@ class RadialShells(Float64Buffers):
 
 
 class Convolution(nn.Module):
-    """Sums over the neighbors: of values times radial functions, and squared lengths of the same with directions.
+    """Sums over neighbors of values times radial functions, and squared lengths of such sums with directions.
 
     S_ak = Σ_j g_k a_jak and V_ah = Σ_k C_akh Σ_j g_k u_ij a_jak give the A·R values S and the A·H values |V|².
 
@@ -71,7 +71,8 @@ class Convolution(nn.Module):
         nn.init.normal_(self.combine, std=self.combine.shape[1] ** -0.5)
 
     def forward(self, values: Tensor, graph: Graph, radial: Tensor, directions: Tensor) -> Tensor:
-        """
+        """Return the sums of all atoms.
+
         Args:
             values: a, [N, A, R].
             graph: N atoms and E edges.
@@ -93,30 +94,30 @@ class Convolution(nn.Module):
 
 @REPRESENTATIONS.register("aimnet2")
 class AIMNet2(Representation):
-    """AIMNet2. The defaults are the published network; with other weights of its family the sizes differ.
+    """AIMNet2, a message-passing network with charges. The defaults are the published network.
 
     An atom has A·R features, at first those of its element, which are sent to the neighbors within the cutoff. Each
-    pass reads the features of the atom, the sums over its neighbors and, from the second pass on, the same of the
-    charges. All passes but the last one change charges and features; then the charges are equilibrated, so that they
-    sum to the total charge, which enters in no other way. The last pass gives the F features that heads read. What a
-    pass gives has gone through the activation, but for the first of several.
+    pass reads the features of the atom, the sums over its neighbors and, from the second pass on, the charge and its
+    sums. All passes but the last one change charges and features. Then the charges are equilibrated, so that they sum
+    to the total charge, which enters in no other way. The last pass gives the F features that heads read. Outputs of
+    passes have an activation, except for the first of several passes.
 
     The energy of published models has four parts: the head "scalar" with one further hidden layer, and the priors
-    "atomref", "coulomb" of the predicted charges with the damping "exp", and "d3" of the variant "aimnet2".
+    "atomref", "coulomb" with predicted charges and the damping "exp", and "d3" with the variant "aimnet2".
 
     Args:
-        channels: A.
-        num_rbf: R.
-        num_vectors: H.
-        hidden_channels: F.
-        num_layers: number of passes; the first one has no charges to read, the last one changes none.
-        widths: of the hidden layers of a pass; the last pass has one more, as wide as the last of these.
+        channels: number of channels A.
+        num_rbf: number of radial functions R.
+        num_vectors: number of combinations H.
+        hidden_channels: number of features F.
+        num_layers: number of passes; the first one reads no charges, the last one changes none.
+        widths: widths of the hidden layers of a pass; the last pass repeats the last width once more.
         activation: name of the activation function.
-        cutoff: Å.
-        cutoff_lower: centre of the first radial function, Å.
-        max_z: atomic numbers 0 … max_z − 1.
-        exact_charge: conserve the total charge to rounding; False as published, which loses up to 1e-6 of what
-            charges lack.
+        cutoff: cutoff in Å.
+        cutoff_lower: centre of the first radial function in Å.
+        max_z: atomic numbers 0 … max_z − 1 can be represented.
+        exact_charge: conserve the total charge to rounding. False reproduces the published network, which misses up to
+            1e-6 of the correction.
 
     Raises:
         ValueError: a size is out of range.
@@ -176,7 +177,7 @@ class AIMNet2(Representation):
     def _read(
         self, features: Tensor, stages: list[Tensor], graph: Graph, radial: Tensor, directions: Tensor
     ) -> Tensor:  # fmt: skip
-        """What a pass reads of each atom."""
+        """Return the input of a pass for each atom."""
         values = features.unflatten(1, (self.channels, self.num_rbf))
         parts = [features, self.convolve(values, graph, radial, directions)]
         if stages:
@@ -187,7 +188,7 @@ class AIMNet2(Representation):
 
 
 def _network(widths: Sequence[int], activation: str, activate: bool) -> nn.Sequential:
-    """Linear layers between these widths with the activation between them, and after the last one where `activate`."""
+    """Return linear layers of these widths with activations between them; `activate`: also after the last one."""
     layers: list[nn.Module] = []
     for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), activation_of(activation)]

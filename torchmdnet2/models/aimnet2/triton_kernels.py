@@ -1,10 +1,11 @@
 """Kernels of AIMNet2 on a GPU: radial functions, sums over neighbors and their gradients, equilibrated charges, layers.
 
-The formulas are those of model.py. Both directions of each edge are listed, and a program writes what belongs to its
-atom alone: no atomics; same input, same result, bit for bit. Charges are equilibrated in float64, all else is float32.
+The formulas are those of model.py. Both directions of each edge are listed, and a program writes results of its atom
+alone, without atomics, so that equal inputs give results that are equal to the bit. Charges are equilibrated in
+float64; all other numbers are float32.
 
-The third axis of programs are the members: networks of one form side by side, on the same atoms and edges. What there
-is of atoms has M·N rows, those of one member after the other; weights have a first dimension M.
+The third axis of programs are the members: networks of the same form on the same atoms and edges. Arrays of atoms have
+M·N rows, member after member; weights have a first dimension M.
 
 Shapes: M members, N atoms, B structures, C edge capacity, A features, R radial functions, H combinations (padded to a
 power of two P). An atom's row of what a pass reads, X numbers wide, is [features A·R, sums A·R, squares A·H, charge,

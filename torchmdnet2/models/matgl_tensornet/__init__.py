@@ -1,4 +1,4 @@
-"""What the fused kernels cover of matgl's TensorNet. Triton is imported when it is used."""
+"""Choice of the kernels for matgl's TensorNet. Triton is imported on use."""
 
 from __future__ import annotations
 

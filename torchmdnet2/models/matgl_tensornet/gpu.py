@@ -1,6 +1,6 @@
-"""matgl's TensorNet by the kernels of TensorNet; the gated head and its gradient by PyTorch's matrix products.
+"""matgl's TensorNet on the kernels of TensorNet; PyTorch's matrix products compute the gated head and its gradient.
 
-The kernels keep the features before an activation, which is what this head reads.
+The kernels keep the features before the activation, which this head reads.
 
 Shapes: N atoms, F channels.
 """

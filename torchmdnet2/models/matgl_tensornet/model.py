@@ -34,10 +34,10 @@ class _Own(Interaction):
 
 @REPRESENTATIONS.register("matgl_tensornet")
 class MatglTensorNet(TensorNet):
-    """TensorNet with the differences of matgl's: `torchmdnet2 import` makes potentials with it from matgl's files.
+    """matgl's variant of TensorNet, for potentials that `torchmdnet2 import` makes from matgl's files.
 
-    The sums of the embedding and of the messages leave out the atom itself, the radial functions are smooth Bessel
-    functions, there is no activation before the head, and the total charge is not used.
+    Sums of the embedding and of the messages leave out the atom itself, radial functions are smooth Bessel functions,
+    there is no activation before the head, and the total charge is not used.
 
     Args:
         hidden_channels: F.
@@ -47,7 +47,7 @@ class MatglTensorNet(TensorNet):
         cutoff: Å.
         max_z: atomic numbers 0 … max_z − 1.
         group: "O(3)": energies of mirror images are equal; "SO(3)": they may differ.
-        messages: whose tensors a message carries: "neighbor", or "own", those of the atom that receives it, as in
+        messages: the tensors in a message: those of the "neighbor", or the "own" ones of the receiving atom, as in
             models trained with matgl's DGL backend.
     """
 

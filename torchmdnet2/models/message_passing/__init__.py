@@ -1,4 +1,4 @@
-"""What the kernels for messages with radial filters cover, and where they are."""
+"""Choice of the kernels for messages with radial filters."""
 
 from __future__ import annotations
 

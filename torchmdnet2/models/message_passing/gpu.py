@@ -1,4 +1,7 @@
-"""The messages of a layer as one differentiable operation; its backward pass adds to the forces.
+"""Graph network, Transformer and Equivariant Transformer on the GPU.
+
+The messages of a layer are one differentiable operation on kernels, whose backward pass adds to the forces. PyTorch and
+its autograd compute all operations of single atoms.
 
 Shapes: N atoms, C room for edges, F channels, K knots, P filters.
 """
@@ -170,7 +173,7 @@ class _Apply(torch.autograd.Function):
         return None, None, None, dqkv, dw_in if op.vectors else None
 
 
-# --- The three models with messages on kernels; what happens at the atoms is PyTorch and its autograd ---
+# --- The three models with messages on kernels; operations of single atoms are PyTorch's ---
 
 _SMALL = 512  # atoms; below, a group of heads for each program, so that the device is filled
 

@@ -1,9 +1,9 @@
 """Messages with tabulated radial filters over CSR rows, and their gradients: Triton kernels.
 
-One program per receiver and group of heads; it walks the edges of its row a few at a time, adds into registers and
-writes once: no atomics, no tensors of the size of the edges times channels, the same result every time. The list holds
-both directions of each pair, so the gradients that go to senders are sums over rows too, and a row finds the whole
-force of each of its pairs.
+There is one program for each receiver and group of heads. It reads the edges of its row a few at a time, sums in
+registers and writes once. There are no atomics and no tensors of the size edges × channels, and results are
+reproducible. The list has both directions of each pair. So gradients of senders are sums over rows too, and a row finds
+the whole force of each of its pairs.
 
 Three kinds of messages share the kernels, chosen by ATTENTION and VECTORS:
 
@@ -11,8 +11,8 @@ Three kinds of messages share the kernels, chosen by ATTENTION and VECTORS:
     Transformer     x_i = Σ_j a_ij f1 v_j,  a_ij = silu(Σ_head q_i k_j f0)
     Equivariant T.  x_i = Σ_j a_ij f1 v0_j,  w_i = Σ_j [f2 v1_j w_j + f3 v2_j u_ij]
 
-f are the radial filters, from a table [knots, 4, P, F] of cubics in the distance from the knot. With OWN an atom sends
-itself a message too, at distance 0 with u = 0.
+f are the radial filters, from a table [knots, 4, P, F] of cubics in the distance from the knot. With OWN an atom also
+sends a message to itself, at distance 0 with u = 0.
 
 Shapes: N atoms, E edges (capacity), F channels = heads × D. Node arrays "qkv" [N, W] hold q, k, v0, v1, v2 side by side
 (v alone without ATTENTION); w is [N, 3, F]. Tiles are [BE edges, BH heads, D].
@@ -161,10 +161,11 @@ def message_backward_kernel(
     F: tl.constexpr, D: tl.constexpr, P: tl.constexpr, W: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr,
     OWN: tl.constexpr, ATTENTION: tl.constexpr, VECTORS: tl.constexpr, VIRIAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients by qkv [N, W] and w [N, 3, F] from those by x and w (dx, dw); adds to the forces and virials.
+    """Writes the gradients of qkv [N, W] and w [N, 3, F] from those of x and w (dx, dw); adds to forces and virials.
 
-    Of each edge, "to" is the message to the atom of the row, "from" the one that it sends. `pull` [slices, N, 3] gets
-    the sum of −dE/dr_i over the pairs of the row, `virial` [slices, N, 9] half of Σ vec ⊗ dE/dvec over both directions.
+    For each edge, "to" is the message to the atom of the row, "from" the message that it sends. Both are read in one
+    pass, since the forces and the gradients of the row's atom need both. `pull` [slices, N, 3] gets the sum of −dE/dr_i
+    over the pairs of the row, `virial` [slices, N, 9] half of Σ vec ⊗ dE/dvec over both directions.
     """
     row = tl.program_id(0)
     V: tl.constexpr = 2 * F if ATTENTION else 0
@@ -206,13 +207,13 @@ def message_backward_kernel(
             q_j, k_j = tl.load(source), tl.load(source + F)
             fk, fk_slope = cubic_and_slope(f, 0, t, mask, P, F)
             fv, fv_slope = cubic_and_slope(f, 1, t, mask, P, F)
-            # to the atom of the row
+            # the message to the atom of the row
             a, slope = silu_and_slope(over_head(q_i * k_j * fk))
             product = dx_i * v0_j
             ds = over_head(product * fv) * slope
             dq += ds * k_j * fk
             along = product * a * fv_slope + ds * q_i * k_j * fk_slope
-            # from it
+            # the message that the atom of the row sends
             a, slope = silu_and_slope(over_head(q_j * k_i * fk))
             product = dx_j * v0_i
             ds = over_head(product * fv) * slope
@@ -245,7 +246,7 @@ def message_backward_kernel(
             from_i = -(dw0_j * ux + dw1_j * uy + dw2_j * uz)
             along += f2_slope * (v2_j * to_i + v2_i * from_i)
             dv2 += f2 * from_i
-            # by u of the edge, less that by −u of its reverse
+            # gradient of u of the edge, minus that of −u of its reverse
             across0 = over_channels(f2 * (v2_j * dw0_i - v2_i * dw0_j))
             across1 = over_channels(f2 * (v2_j * dw1_i - v2_i * dw1_j))
             across2 = over_channels(f2 * (v2_j * dw2_i - v2_i * dw2_j))
@@ -287,7 +288,7 @@ def message_backward_kernel(
         tl.store(out, tl.sum(dw0, 0))
         tl.store(out + F, tl.sum(dw1, 0))
         tl.store(out + 2 * F, tl.sum(dw2, 0))
-    # this program alone writes here, layer after layer
+    # only this program writes here, one layer after the other, so that no atomics are needed
     here = tl.program_id(1).to(tl.int64) * num_atoms + at
     p = pull + here * 3
     tl.store(p, tl.load(p) + tl.sum(pull0, 0))

@@ -38,7 +38,7 @@ DistanceInfluence = Literal["keys", "values", "both", "none"]
 
 
 def check_heads(hidden_channels: int, num_heads: int, distance_influence: str) -> None:
-    """Raise ValueError when F does not split into H heads or the distance influence is unknown."""
+    """Raise ValueError if F is not a multiple of H or the distance influence is unknown."""
     if num_heads < 1 or hidden_channels % num_heads:
         raise ValueError(f"hidden_channels ({hidden_channels}) must be a multiple of num_heads ({num_heads})")
     if distance_influence not in ("keys", "values", "both", "none"):
@@ -119,14 +119,14 @@ class NeighborEmbedding(nn.Module):
 
 
 class MessagePassing(Representation):
-    """What the three models begin with: radial functions and an embedding of each atom, if wanted with its neighbors.
+    """Base class of the three models: radial functions and an embedding of each atom, optionally with its neighbors.
 
     Args:
-        hidden_channels: F.
+        hidden_channels: number of features F.
         num_rbf, rbf_type, trainable_rbf: radial functions.
         neighbor_embedding: start from the elements of the neighbors too.
-        cutoff, cutoff_lower: Å.
-        max_z: atomic numbers 0 … max_z − 1.
+        cutoff, cutoff_lower: range in Å.
+        max_z: atomic numbers 0 … max_z − 1 can be represented.
     """
 
     takes_ghosts = True
@@ -281,9 +281,9 @@ class Transformer(MessagePassing):
 class EquivariantAttention(AttentionLayer):
     """One update of x [N, F] and v [N, 3, F] (paper Eqs. 4–9).
 
-    (m_x, s1, s2) = v_j dv_ij; x gets Σ_j a_ij m_x; v gets Σ_j (s1 v_j + s2 u_ij). With `vector_cutoff` the values are
-    multiplied by the cutoff function, and everything goes to zero there; without, only the attention weight is, and
-    the vector messages jump at the cutoff.
+    (m_x, s1, s2) = v_j dv_ij; x gets Σ_j a_ij m_x; v gets Σ_j (s1 v_j + s2 u_ij). With `vector_cutoff` the cutoff
+    function multiplies the values, and all messages go to zero at the cutoff. Without it, the cutoff function
+    multiplies the attention weight alone, and the vector messages jump at the cutoff.
     """
 
     def __init__(
@@ -331,7 +331,7 @@ class EquivariantTransformer(MessagePassing):
         cutoff_lower: Å; edges contribute only beyond it.
         max_z: atomic numbers 0 … max_z − 1.
         vector_cutoff: let the vector messages go to zero at the cutoff. False reproduces TorchMD-Net's default, whose
-            energy jumps when a pair crosses the cutoff: fit for reproducing such models, not for dynamics.
+            energy jumps when a pair crosses the cutoff: use it to reproduce such models, not for dynamics.
     """
 
     gives_vectors = True
@@ -460,9 +460,9 @@ class GraphNetwork(MessagePassing):
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
         neighbor_embedding: start from the elements of the neighbors too.
-        aggregation: over the neighbors: "add", "mean" or "softmax" (a smooth maximum), which are smooth when a neighbor
-            crosses the cutoff; or "max", whose forces jump there and wherever two neighbors change places: for
-            properties, not for dynamics; a warning says so.
+        aggregation: aggregation over neighbors. "add", "mean" and "softmax" (a smooth maximum) are smooth when a
+            neighbor crosses the cutoff. The forces of "max" jump there, and wherever another neighbor becomes the
+            largest: use it for properties, not for dynamics; a warning says so.
         cutoff: Å.
         cutoff_lower: Å; edges contribute only beyond it.
         max_z: atomic numbers 0 … max_z − 1.

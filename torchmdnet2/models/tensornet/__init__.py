@@ -1,4 +1,4 @@
-"""What the fused kernels for TensorNet cover, and where they are. Triton and numba are imported when they are used."""
+"""Choice of the kernels for TensorNet. Triton and numba are imported on use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRODUCTS = {"native": "tf32x3", "tf32": "tf32"}
 
 
 def unsupported_network(representation: Any, device: torch.device) -> str:
-    """Why the kernels cannot evaluate a representation of TensorNet's family, "" where they can."""
+    """Return why the kernels cannot evaluate a representation of TensorNet's family; "" if they can."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
         return "the fused kernels need a GPU of compute capability 8.0 (Ampere, 2020) or later"
     dtype = representation.tensor_embedding.emb.weight.dtype
@@ -45,7 +45,7 @@ def unsupported_network(representation: Any, device: torch.device) -> str:
 
 
 def unsupported_tensornet(representation: Any, head: nn.Module, device: torch.device) -> str:
-    """Why the kernels cannot evaluate a TensorNet or TensorNet2, "" where they can."""
+    """Return why the kernels cannot evaluate a TensorNet or TensorNet2; "" if they can."""
     reason = unsupported_network(representation, device)
     if reason:
         return reason

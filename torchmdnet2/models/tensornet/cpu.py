@@ -1,8 +1,8 @@
-"""TensorNet on the CPU: the arrays that its kernels write, in memory that is used again; the network; and the kernels.
+"""TensorNet on the CPU: buffers, the network and its kernels.
 
 numba compiles the kernels for a number of channels, forward and hand-written backward, from the functions of
-numba_kernels.py. Threads share the atoms, ROWS at a time. A kernel ends where atoms need results of their neighbors.
-Each atom writes its own rows, and sums always have the same order: results do not depend on the number of threads.
+numba_kernels.py. Threads divide the atoms, ROWS at a time. A kernel ends where atoms need results of their neighbors.
+Each atom writes its rows alone, and sums have a fixed order, so that results do not depend on the number of threads.
 
 Shapes: N rows (fields padded to a multiple of ROWS), E directed edges, F channels, L layers, K heads, H = F/2. Fields
 are [N, 9F] float32.
@@ -231,7 +231,7 @@ class CpuTensorNet(CpuChargeNetwork):
         self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Exchange
     ) -> tuple[Array, Array]:
         n = len(row_ptr) - 1
-        # what heads of charges give is not read: charges are those of whole structures
+        # heads of charges are not read, since charges need whole structures
         atoms = CpuAtoms(z, charge_input, np.zeros(n, np.int64), np.zeros(1))
         rows = CpuRows(row_ptr, sender, vectors, math.inf)
 
@@ -493,9 +493,10 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
         begin, stop,
         gamma, eps, w2, b2, w3, w1t, w2t, linear, w_out_t, descends, charge_factor, x, d, y, m, hidden, slope, g, dm, dy
     ):  # fmt: skip
-        """From slope [N, K], dE/d(out) of `readout`: g in X; if it `descends`, also dM and the product's part of dY.
+        """From slope [N, K], dE/d(out) of `readout`, write g, the gradient of X.
 
-        linear [F]: the slope of the linear read-out, in the isotropic part of X.
+        If it `descends`, then also dM and the product's part of dY of the last layer, which need g of this atom alone.
+        linear [F]: the slope of the linear read-out by the isotropic part of X.
         """
         for chunk in range(begin, stop):
             first = chunk * ROWS
@@ -541,7 +542,10 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
         n, row_ptr, sender, knot, offset, table, self_filter, charge_factor, w_in_t, linear, w_out_t, is_first,
         x, inverse, y, dm, dy, slope, g, d_before, y_before, m_before, dm_before,
     ):  # fmt: skip
-        """dY from the dM around, then g: the gradient of X before this layer; dM and dY of the layer before."""
+        """Write dY from dM of the neighbors, then g, the gradient of X before this layer.
+
+        Then dM and the product's part of dY of the layer before follow, which need g of this atom alone.
+        """
         for chunk in range(begin, stop):
             first = chunk * ROWS
             dx = np.empty((ROWS, 9 * F), np.float32)
@@ -571,7 +575,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
         n, row_ptr, sender, z, knot, offset, unit, length, table, z_receiver, z_sender, gamma, eps, w1t, w2t, w_mix_t,
         x0, hidden, gate, mixed, g, slope, gradient,
     ):  # fmt: skip
-        """From g, the gradient of gate ⊙ mix(X⁰): dE/dvec of each directed edge, the messages' slopes included."""
+        """From g, the gradient of gate ⊙ mix(X⁰), write dE/dvec of each edge, with the slopes of the messages."""
         for chunk in range(begin, stop):
             first = chunk * ROWS
             dgate, dhidden = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, 2 * F), np.float32)

@@ -1,7 +1,8 @@
-"""Block shapes of the fused kernels by system size, as measured on one NVIDIA H200 (docs/performance.md).
+"""TensorNet on the GPU: block shapes of the kernels by system size, and the network on kernels.
 
-Few atoms need parallelism within an atom: slices of channels, several edges at once, one atom per program in the
-products. Many atoms need reuse of what is loaded: several atoms at once, Tensor Cores.
+The shapes were measured on one NVIDIA H200 (docs/performance.md). Few atoms need parallelism within an atom: slices of
+channels, several edges at once, one atom per program in the products. Many atoms need reuse of loaded data: several
+atoms at once, Tensor Cores.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Tiles:
     interaction: MessageTile = MessageTile(16, 1, 32, 16)
     message_backward: MessageTile = MessageTile(1, 1, 32, 1)
     embedding_backward: MessageTile = MessageTile(1, 2, 64, 1)
-    # sums of 32 by themselves here, in the gate and the read-out: Tensor Cores round towards zero, energies shift
+    # separate sums of 32 here, in the gate and the read-out: Tensor Cores round towards zero, which shifts energies
     hidden: Block = Block(32, 64, 32, 4, 1)
     gate: Block = Block(16, 64, 32, 4, 3)
     gate_backward: Block = Block(32, 64, 32, 4, 3)

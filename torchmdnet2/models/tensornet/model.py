@@ -1,7 +1,7 @@
-"""Algebra of 3×3 tensors on nine components, channel by channel, in plain PyTorch.
+"""TensorNet in plain PyTorch, and the algebra of 3×3 tensors on nine components that it uses.
 
-The network below uses it, and it is the specification of the fused kernels. A field of 3×3 tensors
-is kept as its nine irreducible components X [N, 9, F]:
+This module specifies the results of the fused kernels. A field of 3×3 tensors is stored as its nine irreducible
+components X [N, 9, F]:
 
     0      isotropic part            I = tr X / 3
     1…3    antisymmetric part        A01, A02, A12 (upper triangle)
@@ -108,9 +108,6 @@ def _part_of_component(device: torch.device) -> Tensor:
 #
 # Source: G. Simeon, G. De Fabritiis, "TensorNet: Cartesian Tensor Representations for Efficient Learning of Molecular
 # Potentials", NeurIPS 2023, arXiv 2306.06482; total charge after arXiv 2403.02949.
-#
-# 0 isotropic part I = tr X / 3 1…3 antisymmetric part A01, A02, A12 (upper triangle) 4…8 symmetric traceless part S00,
-# S01, S02, S11, S12 (S22 = −S00 − S11)
 
 
 def mix_channels(x: Tensor, linears: nn.ModuleList, first: int) -> Tensor:
@@ -280,12 +277,12 @@ class Interaction(nn.Module):
 
 @REPRESENTATIONS.register("tensornet")
 class TensorNet(Representation):
-    """TensorNet. Parameter names are those of TorchMD-Net 3.x, whose weights it loads.
+    """TensorNet, which represents atoms by Cartesian tensors. It loads weights of TorchMD-Net 3.x, with the same names.
 
     Args:
-        hidden_channels: F.
+        hidden_channels: number of features F.
         num_layers: number of interaction layers.
-        num_rbf: R, radial functions.
+        num_rbf: number of radial functions R.
         rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
@@ -295,13 +292,13 @@ class TensorNet(Representation):
         group: "O(3)": energies of mirror images are equal; "SO(3)": they may differ.
         skew_sign: sign of the antisymmetric part. +1 is the paper's; −1 reproduces SO(3) models that were trained
             with TorchMD-Net 3.x. Without effect for O(3).
-        norm: of the squared norms of the tensors, in the gate of the embedding and in the read-out: "layer" (layer
-            normalisation, as published), or "log" (γ log(1 + x) + β), which extrapolates better to structures unlike
-            those of the training.
-        tensor_norm: of the tensors X in the interactions: "square" (X/(‖X‖²+1), as published) or "root"
+        norm: normalisation of the squared norms of the tensors, in the gate of the embedding and before the head:
+            "layer" (layer normalisation, as published), or "log" (γ log(1 + x) + β), which extrapolates better to
+            structures unlike those of the training.
+        tensor_norm: normalisation of the tensors X in the interactions: "square" (X/(‖X‖²+1), as published) or "root"
             (X/√(‖X‖²+1)).
-        linear_readout: the energy of an atom has a linear term in the isotropic parts of X after the embedding and
-            after each layer, beside the network of the squared norms of the last: low body orders without products.
+        linear_readout: add to the energy of an atom a linear function of the isotropic parts of X after the embedding
+            and after each layer, which gives low body orders without products.
     """
 
     takes_ghosts = True
@@ -346,7 +343,7 @@ class TensorNet(Representation):
         self.linear = nn.Linear(3 * f, f)
         self.out_norm = feature_norm(norm, 3 * f)
         self.act = self.tensor_embedding.act
-        # vectors, not a matrix: optimizers of matrices are not for what sums up energies
+        # vectors instead of a matrix, so that optimizers for matrices do not train these weights of energies
         stages = num_layers + 1 if linear_readout else 0
         self.linear_readout = nn.ParameterList(torch.zeros(f) for _ in range(stages))
 

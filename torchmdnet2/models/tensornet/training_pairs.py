@@ -1,4 +1,4 @@
-"""Multilinear operations over pairs of atoms: messages.
+"""Operations over pairs of atoms for training: messages, the embedding, and the geometry of pairs.
 
 Shapes: M atoms, P pairs (each unordered pair once), E directed edges, F features. Fields of 3×3 tensors are
 [9, M, F], see training_atoms.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
@@ -467,9 +467,8 @@ def _embed_geometry(
 
 # --- Radial basis, cutoff function and geometry of pairs ---
 #
-# Positions are fixed in training, so radial values and slopes are precomputed. Only linear maps between the
-# cotangents of
-# the values and of the vectors r are differentiated.
+# Positions are fixed in training, so radial values and slopes are precomputed. Only the linear maps between cotangents
+# of the values and of the vectors r are differentiated.
 
 _BLOCK = 32
 
@@ -659,7 +658,7 @@ def _pull(
     wx = -SKEW * g3 + 2 * vx * g4 + vy * g5 + vz * g6
     wy = SKEW * g2 + vx * g5 + 2 * vy * g7 + vz * g8
     wz = -SKEW * g1 + vx * g6 + vy * g8
-    # v = −r/d: only what is across the vector turns it
+    # v = −r/d: only changes across the vector turn it
     dot = vx * wx + vy * wy + vz * wz
     tl.store(out + p * 3, along * ux - (wx - dot * vx) * inverse, mask=mask)
     tl.store(out + p * 3 + 1, along * uy - (wy - dot * vy) * inverse, mask=mask)

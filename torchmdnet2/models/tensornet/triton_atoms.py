@@ -219,7 +219,10 @@ def gradient_product_kernel(
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """From dD: gradient of P/(‖P‖²+1), of P (recomputed from Y and M), then of M and of Y through the product."""
+    """From dD: the gradient of P/(‖P‖²+1), then of P (recomputed from Y and M), then of M and Y through the product.
+
+    The gradient of Y is not complete: the messages add to it once all dM are written.
+    """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -371,13 +374,11 @@ def gradient_embedding_kernel(
     )  # fmt: skip
 
 
-# --- The scalar networks of TensorNet with their gradients: the gate of the embedding and the read-out (Triton ---
-# kernels)
+# --- The scalar networks of TensorNet with their gradients: the gate of the embedding and the read-out ---
 #
-# Each network is divided into kernels where a product needs all channels of an atom. A program computes BN outputs
-# for BM
-# atoms, so that few atoms fill the device. The means in the gradient of a layer norm are sums over the outputs of the
-# next layer, which is linear; they need no extra pass:
+# Each network is divided into kernels where a product needs all channels of an atom. A program computes BN outputs for
+# BM atoms, so that few atoms fill the device. The means in the gradient of a layer norm are sums over the outputs of
+# the next layer, which is linear; they need no extra pass:
 #
 #     h = W n̂ + b, n̂ = γ n + β, g = γ ⊙ Wᵀ a   ⇒   Σ g = a · (W γ),   Σ g n = a · (h − b − W β).
 #
@@ -665,10 +666,9 @@ def readout_gradient_kernel(
 
 # --- Charges of a head on the features, and their gradient. Triton kernels ---
 #
-# q = c + (Q − Σc)/n, c being what the head's network gives and the sum over the n atoms of a structure; backwards
-# dE/dc = s − (Σs)/n with s = dE/dq. Sums are float64, of parts of PART atoms, always in the same order: those of a
-# part
-# stand in the row of its first atom.
+# q = c + (Q − Σc)/n, where c is the output of the head's network, and the sum is over the n atoms of a structure.
+# Backwards dE/dc = s − (Σs)/n with s = dE/dq. Sums are float64 sums over parts of PART atoms, in a fixed order; the sum
+# of a part is in the row of its first atom.
 
 
 @triton.jit

@@ -121,11 +121,9 @@ def statistics(a, rows, ok, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, LOG:
 # --- Products with weights on CUDA cores, for few atoms: inlined into Triton kernels ---
 #
 # Each thread keeps the weights of G output columns in registers, four neighboring entries along K together, and reads
-#  the
-# atom's numbers as a broadcast. The sum over K runs first through the registers, then over the warps. Weights do not
-# depend on the previous kernel, so they are read while it still runs (triton_launch.py). These products are limited
-# by
-# the bandwidth from the caches to the registers: with two columns per thread, half as much is read.
+# the atom's numbers as a broadcast. The sum over K runs first through the registers, then over the warps. Weights do
+# not depend on the previous kernel, so they are read while it still runs (triton_launch.py). These products are limited
+# by the bandwidth from the caches to the registers: with two columns per thread, half as much is read.
 #
 # Packed weights are [K/4, N, 4] for W [K, N] (weights.py). Shapes: K inputs, N outputs, BN = G·H of them and
 # BM atoms (1, 2 or 4) per program; G is 1 or 2.
@@ -312,23 +310,19 @@ def dense3_cuda(a, w0, w1, w2, num_atoms, K: tl.constexpr, BM: tl.constexpr, BN:
     )
 
 
-# --- Products with weights on Tensor Cores in split fp16, with the accuracy of float32: inlined into Triton ---
-# kernels
+# --- Products with weights on Tensor Cores in split fp16, with the accuracy of float32 ---
 #
-# A number is the sum of two float16 numbers, high + low/2048: 23 bits, or an absolute error of 2⁻³⁶ for small
-# numbers.
+# A number is the sum of two float16 numbers, high + low/2048: 23 bits, or an absolute error of 2⁻³⁶ for small numbers.
 # The product of the two low parts is omitted, as for TF32 above. One instruction does twice the work of a TF32
 # instruction. The weights are split in advance and take as many bytes as in float32. Numbers must be below 65,504.
 #
 # Results are computed transposed, Yᵀ = Wᵀ Xᵀ, because Tensor Cores take eight columns and sixteen rows. A program has
 # eight atoms, so that few atoms fill many multiprocessors; a warp has sixteen channels and one of KS parts of K. The
 # order of a sum is chosen such that the four numbers that a thread reads at once are the four that the instruction
-# takes
-# from it. Neither weights nor numbers pass through shared memory.
+# takes from it. Neither weights nor numbers pass through shared memory.
 #
-# Packed weights are [2, N/16, K/16, 8, 4, 8] float16 for W [K, N] (weights.py). Shapes: K inputs, N outputs,
-# BN of
-# them per program, P = KS · BN/16 warps.
+# Packed weights are [2, N/16, K/16, 8, 4, 8] float16 for W [K, N] (weights.py). Shapes: K inputs, N outputs, BN of them
+# per program, P = KS · BN/16 warps.
 
 
 @triton.jit

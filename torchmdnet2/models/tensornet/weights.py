@@ -1,8 +1,8 @@
 """Frozen TensorNet weights, prepared once for the fused kernels.
 
-The radial filters of TensorNet are functions of the distance alone: they are tabulated in float64 as cubic Hermite
-segments on knots that are uniform in exp(−a d), dense where the filters vary, and as many as hold the slopes, which
-forces are made of, to float32's precision. Shapes: K knots, F channels, L layers.
+The radial filters of TensorNet are functions of the distance alone. They are tabulated in float64 as cubic Hermite
+segments on knots that are uniform in exp(−a d), and so dense where the filters vary. The number of knots gives slopes,
+on which forces depend, the precision of float32. Shapes: K knots, F channels, L layers.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class FilterTable:
 
 
 def fit_tables(cutoff: float, filters: Sequence[tuple[Filters, bool]]) -> tuple[FilterTable, list[Tensor]]:
-    """Tables of radial functions, with as few knots as hold the slopes of all.
+    """Return tables of radial functions, with the fewest knots that give all slopes their precision.
 
     Args:
-        cutoff: Å.
-        filters: each with whether it is zero at the cutoff, as `tabulate` takes it.
+        cutoff: cutoff in Å.
+        filters: functions, each with True if it is zero at the cutoff, as for `tabulate`.
 
     Returns:
-        The knots, and for each filter what `tabulate` gives.
+        The knots, and for each filter the result of `tabulate`.
     """
     for num_knots in _SIZES:
         table, segments = FilterTable(cutoff, num_knots), []
@@ -80,7 +80,7 @@ def fit_tables(cutoff: float, filters: Sequence[tuple[Filters, bool]]) -> tuple[
 
 
 def tabulate(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) -> Tensor:
-    """Radial functions as cubics between the knots.
+    """Return radial functions as cubics between the knots.
 
     Args:
         filters: the functions.
@@ -104,8 +104,10 @@ def tabulate(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) 
 
 
 def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Both [K, P, F]. By two backward passes from sums: forward differentiation, and gradients from other than numbers,
-    would load much of PyTorch, for a second or more."""
+    """Return value and slope, both [K, P, F], by two backward passes from sums.
+
+    Forward differentiation, or gradients of tensors, would load much of PyTorch, which takes a second or more.
+    """
     with torch.enable_grad():
         d = d.detach().requires_grad_()
         f = filters(d)

@@ -1,4 +1,4 @@
-"""What the fused kernels for TensorNet2 cover, and where they are. Triton is imported when it is used."""
+"""Choice of the kernels for TensorNet2. Triton is imported on use."""
 
 from __future__ import annotations
 

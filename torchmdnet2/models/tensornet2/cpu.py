@@ -1,13 +1,14 @@
 """TensorNet2 energy, forces and charges on the CPU: numba kernels over CSR rows, forward and hand-written backward.
 
-TensorNet's kernels where the mathematics is the same. Its own are the prediction of charges and the messages, whose
-filters depend on them. Charges are equilibrated over structures in float64, see triton_charges.py:
+TensorNet's kernels are used where the mathematics is the same. TensorNet2 has further kernels for the prediction of
+charges, and for messages, whose filters depend on charges. Charges are equilibrated over structures in float64, see
+triton_charges.py:
 
 c, f = MLP(LN(I, ‖A‖², ‖S‖²));  q = c + u m,  u = f² + ε,  m = (Q − Σc)/U,  U = Σu. Backwards, with T = Σ (dE/dq) u:
 
     dE/dc = dE/dq − T/U,    dE/df = 2 f m dE/dc.
 
-One thread does this, in the order of the atoms: it is a small part of a step.
+One thread does this in the order of the atoms, since it is a small part of a step.
 
 Shapes: N atoms in B structures, E directed edges, F channels, L layers, C charge channels, of which K are real.
 """
@@ -415,9 +416,10 @@ def first_slope(p, t, g, F):
 # --- The kernels of TensorNet2 on the CPU beside those of TensorNet: prediction of charges, messages, and their
 # gradients ---
 #
-# As in tensornet/cpu.py threads share the atoms, ROWS at a time, and each atom writes its own rows. A message's
-# gradient is that of the reverse edges: with g_ji the filter of the message i → j, dY_i = Σ_j g_ji dM_j. What it leaves
-# for the charges of j is gathered afterwards, by the index of the reverse edge.
+# As in tensornet/cpu.py, threads divide the atoms, ROWS at a time, and each atom writes its rows alone. The gradient of
+# messages sums over reverse edges: with g_ji the filter of the message i → j, dY_i = Σ_j g_ji dM_j. The slope of the
+# charges of j is written for each edge, and gathered afterwards by the index of the reverse edge, since it belongs to
+# the row of j.
 
 
 class Kernels(NamedTuple):
@@ -506,8 +508,10 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
         gamma, eps, w1t, w2t, w3t, charged, descends, gradient, h1, h2, x, inverse, g, w_out_t, charge_factor, d, y, m,
         dm, dy,
     ):  # fmt: skip
-        """To g, the gradient of X, that through the charges predicted from it, by the gradient [N, 2C] of what they are
-        made of; then, if it `descends`, dM and the product's share of dY of the layer before."""
+        """Add to g, the gradient of X, the part through the charges that X predicts, from the gradient [N, 2C] of c, f.
+
+        Then g is complete, so that, if it `descends`, dM and the product's part of dY of the layer before follow.
+        """
         for chunk in range(begin, stop):
             first = chunk * ROWS
             if charged:
@@ -540,8 +544,10 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
         w2, b2, w3, b3, w2t, w3t, charges_t, w_in_t, kept, kept2, kept3, x, inverse, y, dm, dy, slope, g, own_slope,
         pair_slope,
     ):  # fmt: skip
-        """dY from the dM around, then g, the gradient of X before this layer. For dE/dq: own_slope [N, C], and
-        pair_slope [E, C] of the other atom of each edge."""
+        """Write dY from dM of the neighbors, then g, the gradient of X before this layer, which needs all of dY.
+
+        For dE/dq write own_slope [N, C], and pair_slope [E, C] of the other atom of each edge.
+        """
         for chunk in range(begin, stop):
             first = chunk * ROWS
             h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
@@ -633,7 +639,7 @@ def charge_rows(begin, stop, charges, weights, out):
 
 @kernel
 def gather_slopes(begin, stop, row_ptr, reverse, own_slope, pair_slope, slope):
-    """slope [N, C] float64: dE/dq from what `message_backward` left."""
+    """Write slope [N, C] float64, dE/dq, from the slopes of `message_backward`."""
     for i in range(begin, stop):
         row = slope[i]
         for k in range(row.shape[0]):

@@ -1,4 +1,4 @@
-"""Block shapes of the kernels of TensorNet2, by system size."""
+"""TensorNet2 on the GPU: block shapes by system size, and the network on kernels."""
 
 from __future__ import annotations
 
@@ -82,14 +82,11 @@ class FilterTiles(Tiles):
 _FEW = MessageTile(1, 4, 32, 4)
 
 
-# --- TensorNet2 energy, forces and charges by fused kernels: forward, hand-written backward, no autograd, no ---
-# allocation
+# --- TensorNet2 energy, forces and charges by fused kernels: hand-written backward pass, no autograd, no allocation ---
 #
-# TensorNet's kernels where the mathematics is the same. Its own are the prediction of charges (triton_charges.py) and
-#  the
-# filters, which depend on them (triton_kernels.py): they are computed for a chunk of the edges at
-# a
-# time, and again in the backward pass.
+# TensorNet's kernels are used where the mathematics is the same. TensorNet2 has further kernels for the prediction of
+# charges (triton_charges.py) and for the filters, which depend on charges (triton_kernels.py). Filters are computed for
+# a chunk of the edges at a time, and again in the backward pass.
 
 _MOST_PROGRAMS = 8192  # of rows, where there are several chunks
 
@@ -371,7 +368,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
                 b.dm, b.dy, b.last_gradient, slope, capacity, *chunk, REVERSED=kept,
                 LANES=shapes.filter_gradient.lanes, **constants, **self._options(shapes),
             )  # fmt: skip
-            # the gradients take the place of what they are those of
+            # each gradient overwrites its quantity
             hidden = b.second_activity
             self._layer(b, shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, hidden, net.third_bias,
                         factor=b.second_slope[k], kept=kept)  # fmt: skip

@@ -75,17 +75,17 @@ class ChargePredict(nn.Module):
 
 @REPRESENTATIONS.register("tensornet2")
 class TensorNet2(Representation):
-    """TensorNet2. Parameter names are those of TorchMD-Net 3.x, whose weights it loads.
+    """TensorNet2, a TensorNet with latent charges. It loads weights of TorchMD-Net 3.x, with the same parameter names.
 
     The embedding is TensorNet's. After it, and after each interaction layer, C latent charges per atom are predicted
-    and made to sum to the total charge; the edge filters of the next layer read the charges of both atoms beside the
-    radial basis. The total charge enters in no other way. A short-range repulsion is added by the prior "zbl", a
-    Coulomb energy of the charges by the head "scalar_coulomb" or the prior "coulomb".
+    and equilibrated to the total charge. The edge filters of the next layer read the charges of both atoms beside the
+    radial basis. The total charge enters in no other way. The prior "zbl" adds a short-range repulsion; the head
+    "scalar_coulomb" or the prior "coulomb" adds a Coulomb energy of the charges.
 
     Args:
-        hidden_channels: F.
+        hidden_channels: number of features F.
         num_layers: number of interaction layers.
-        num_rbf: R, radial functions.
+        num_rbf: number of radial functions R.
         rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
@@ -95,7 +95,7 @@ class TensorNet2(Representation):
         group: "O(3)": energies of mirror images are equal; "SO(3)": they may differ.
         skew_sign: sign of the antisymmetric part, see TensorNet.
         q_dim: C, charge channels; 0 for a model without charges.
-        exact_charge: conserve the total charge to rounding; False reproduces TorchMD-Net, which loses up to 1e-6.
+        exact_charge: conserve the total charge to rounding; False reproduces TorchMD-Net, which misses up to 1e-6.
     """
 
     local = False

@@ -1,12 +1,12 @@
 """Charges of TensorNet2: prediction, equilibration over structures, and the gradients of both. Triton kernels.
 
-c, f = MLP(LN(I, ‖A‖², ‖S‖²));  q = c + u m,  u = f² + ε,  m = (Q − Σc)/U,  U = Σu. Sums are over a structure, in
-float64, of parts of PART atoms: those of a part stand in the row of its first atom. Backwards, with T = Σ (dE/dq) u:
+c, f = MLP(LN(I, ‖A‖², ‖S‖²));  q = c + u m,  u = f² + ε,  m = (Q − Σc)/U,  U = Σu. Sums over a structure are float64
+sums over parts of PART atoms; the sum of a part is in the row of its first atom. Backwards, with T = Σ (dE/dq) u:
 
     dE/dc = dE/dq − T/U,    dE/df = 2 f m dE/dc.
 
-The gradient of the layer norm as in tensornet/triton_atoms.py. Where the charges are not those of the filters but
-those that the potential gives (GIVEN), their mean over the K channels, dE/dq is that of the mean, by other terms.
+The gradient of the layer norm is as in tensornet/triton_atoms.py. The charges of the last stage (GIVEN) are not read by
+filters: the potential returns their mean over the K channels, and dE/dq is the slope of other energies by this mean.
 
 Shapes: N atoms, B structures, E edges (capacity), F channels, C charge channels, of which K are real.
 """
@@ -298,10 +298,10 @@ def predict_gradient_kernel(
     n = tl.arange(0, F)
     a = dot(dc, tl.load(w3t + k[:, None] * F + n[None, :]), tl.zeros([BM, F], tl.float32), PREC)
     a = dot(df, tl.load(w3t + (C + k)[:, None] * F + n[None, :]), a, PREC)
-    # each gradient is written over its quantity
+    # each gradient overwrites its quantity
     at = h2 + row * F + n[None, :]
     tl.store(at, a * silu_slope(tl.load(at, m, other=0.0)), m)
-    tl.debug_barrier()  # what the other threads have written is read
+    tl.debug_barrier()  # the next lines read what other threads have written
     a = layer(h2, w2t, rows, n, m, F, F, BM, F, BK, False, PREC)
     at = h1 + row * F + n[None, :]
     h = tl.load(at, m, other=0.0)
