@@ -118,7 +118,7 @@ def single_tile(num_atoms: int, device: torch.device) -> Any:
 def inference(capability: int, sizes: list[int], channels: int) -> None:
     """Launch the Evaluator's fused step for structures of these sizes."""
     potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": channels}}).eval()
-    for precision in ("native", "tf32"):
+    for precision in ("native", "tf32", "mixed"):
         model = FusedModel(potential, precision)
         model.net.can_overlap = capability >= 90
         for num_atoms in sizes:

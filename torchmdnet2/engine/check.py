@@ -24,7 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-BOUNDS = {"native": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
+BOUNDS = {"native": (2e-5, 1e-4), "tf32": (1e-2, 2e-2), "mixed": (5e-4, 4e-3)}
 """Allowed differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each relative to
 the largest value of its kind if that is above 1."""
 

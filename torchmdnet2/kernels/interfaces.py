@@ -425,7 +425,7 @@ class FastPath(ABC):
             number of ghosts, and runs `Atoms` with an exchange.
         predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
-        arithmetic: of the kernels on a GPU by precision, in words.
+        arithmetic: of the kernels on a GPU by precision, in words; a precision that is absent is not supported.
     """
 
     on_cpu: bool = True
@@ -451,7 +451,7 @@ class FastPath(ABC):
             representation, head: such that `unsupported_reason` is "".
             energy_scale: eV per unit of the head.
             device: CUDA, or the CPU under Triton's interpreter.
-            precision: of matrix products, "native" (float32-accurate) or "tf32".
+            precision: of matrix products, "native" (float32-accurate) or "tf32"; or "mixed".
         """
 
     @abstractmethod

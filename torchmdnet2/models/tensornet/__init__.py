@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ...kernels.interfaces import (
     ChargeNetwork,
     CpuChargeNetwork,
     CpuNetwork,
+    FastPath,
     GpuNetwork,
     PairBatch,
     PairNetwork,
@@ -23,7 +25,7 @@ __all__ = ["PRODUCTS", "TensorNetHeads", "TensorNetPath", "unsupported_network",
 
 
 _CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
-PRODUCTS = {"native": "tf32x3", "tf32": "tf32"}
+PRODUCTS = {"native": "tf32x3", "tf32": "tf32", "mixed": "tf32x3"}
 """Precision of matrix products by that of the Evaluator."""
 
 
@@ -85,6 +87,9 @@ class TensorNetPath(TensorNetHeads):
     """TensorNet with a scalar head of one hidden layer, in float32."""
 
     trains_on_cpu, takes_ghosts = True, True
+    arithmetic = MappingProxyType(
+        {**FastPath.arithmetic, "mixed": "float32, in the interactions float16 fields and products"}
+    )
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, TensorNet)
@@ -98,7 +103,7 @@ class TensorNetPath(TensorNetHeads):
         from .gpu import FusedTensorNet
         from .weights import FrozenTensorNet
 
-        weights = FrozenTensorNet(representation, head, energy_scale, device)  # type: ignore[arg-type]
+        weights = FrozenTensorNet(representation, head, energy_scale, device, precision == "mixed")
         return FusedTensorNet(weights, precision=PRODUCTS[precision])
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:

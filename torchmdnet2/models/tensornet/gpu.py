@@ -113,9 +113,11 @@ class Tiles:
     gradient_embedding: Block = Block(16, 64, 32, 4, 3)
 
     @classmethod
-    def for_atoms(cls, num_atoms: int, channels: int) -> Tiles:
-        """Shapes for N atoms and F channels."""
+    def for_atoms(cls, num_atoms: int, channels: int, mixed: bool = False) -> Tiles:
+        """Shapes for N atoms and F channels, in float32 or in mixed precision."""
         tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
+        if mixed:
+            tiles = replace(tiles, **next((shapes for most, shapes in _MIXED if num_atoms <= most), _MIXED_MANY))
         limited: dict[str, Any] = {}
         for name, shape in vars(tiles).items():
             if isinstance(shape, int):
@@ -209,6 +211,20 @@ _THOUSANDS = Tiles(
 )
 _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 
+# In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
+# bytes of fields as of tables in float32
+_LAYER_PRODUCTS = ("mix", "update", "gradient_product", "gradient_mix")
+_MIXED: tuple[tuple[int, dict[str, Any]], ...] = (
+    (512, {}),
+    (1500, {"interaction": MessageTile(16, 1, 64, 16), "message_backward": MessageTile(8, 1, 64, 8)}),
+    (4000, {"message_backward": MessageTile(1, 2, 64, 1)}),
+)
+_MIXED_MANY: dict[str, Any] = {
+    "interaction": MessageTile(16, 1, 64, 16),
+    "message_backward": MessageTile(1, 2, 64, 1),
+    **dict.fromkeys(_LAYER_PRODUCTS, Block(16, 64, 32, 4, 3)),
+}
+
 
 # --- TensorNet energy and forces by fused kernels: forward, hand-written backward, no autograd, no allocation ---
 #
@@ -218,7 +234,7 @@ _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS
 
 @dataclass(eq=False)
 class Buffers:
-    """Static tensors of one size. Fields are [N, 9, F] float32."""
+    """Static tensors of one size. Fields are [N, 9, F] float32; in mixed precision y, m, d, dd, dm, dy are float16."""
 
     x0: Tensor
     norm: Tensor
@@ -262,7 +278,8 @@ class FusedTensorNet(FeatureNetwork):
     """Runs a frozen TensorNet over CSR rows.
 
     Args:
-        weights: the prepared model.
+        weights: the prepared model. Where they are for mixed precision, what the interactions pass between kernels is in
+            half precision, and so are the factors of their products; sums are in float32, and so is all else.
         precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
 
     Attributes:
@@ -278,6 +295,10 @@ class FusedTensorNet(FeatureNetwork):
         self.set_unit(power_of_two(self._largest()))
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+        self._mix_in, self._mix_out = weights.mix_in, weights.mix_out
+        self._of_layers = "fp16" if weights.mixed else precision
+        if weights.mixed:
+            self._mix_in, self._mix_out = ([(w.half(), t.half()) for w, t in m] for m in (self._mix_in, self._mix_out))
 
     def _largest(self) -> float:
         """The size of the gradients, as far as it is known beforehand."""
@@ -297,7 +318,7 @@ class FusedTensorNet(FeatureNetwork):
         return 1 + 0.1 * charge
 
     def launch_shapes(self, num_atoms: int) -> Tiles:
-        return Tiles.for_atoms(num_atoms, self.weights.channels)
+        return Tiles.for_atoms(num_atoms, self.weights.channels, self.weights.mixed)
 
     def allocate(self, num_atoms: int, capacity: int, shapes: Tiles, num_ghosts: int | None = None) -> Buffers:
         w, tiles = self.weights, shapes
@@ -308,23 +329,25 @@ class FusedTensorNet(FeatureNetwork):
         rows = num_atoms + (num_ghosts or 0)
         capacity = max(capacity, 1)  # a multiple of 16 keeps rows of the edge arrays aligned
 
-        def new(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=torch.float32, device=w.device)
+        kept = torch.float16 if w.mixed else torch.float32
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=w.device)
 
         def field() -> Tensor:
-            return new(n, 9, f)
+            return new(n, 9, f, dtype=kept)
 
         def sent() -> Tensor:  # what senders are read from
-            return new(max(rows, 1), 9, f)
+            return new(max(rows, 1), 9, f, dtype=kept)
 
         slices, back = f // tiles.embedding_backward.channels, f // tiles.message_backward.channels
         return Buffers(
-            x0=field(), norm=new(n, f), hidden=new(n, 2 * f), active=new(n, 2 * f), gate=new(n, 3 * f),
+            x0=new(n, 9, f), norm=new(n, f), hidden=new(n, 2 * f), active=new(n, 2 * f), gate=new(n, 3 * f),
             dgate=new(n, 3 * f), dhidden=new(n, 2 * f), norms=new(n, 3 * f), readout=new(n, f),
             readout_active=new(n, f), dreadout=new(n, f),
-            mixed=field(), x=list(new(layers + 1, n, 9, f)), inverse=list(new(layers, n, f)),
+            mixed=new(n, 9, f), x=list(new(layers + 1, n, 9, f)), inverse=list(new(layers, n, f)),
             y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)],
-            d=[field() for _ in range(layers)], g=field(), dd=field(), dm=sent(), dy=field(),
+            d=[field() for _ in range(layers)], g=new(n, 9, f), dd=field(), dm=sent(), dy=field(),
             knot=new(capacity).int(), offset=new(capacity),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
             edge_turn=new(slices, capacity, 3), energy=new(n), virial=new(n, 9),
@@ -398,9 +421,9 @@ class FusedTensorNet(FeatureNetwork):
 
     def _mix(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, atoms.num_rows
-        grid, block = self._product(n, w.channels, tiles, tiles.mix)
+        grid, block = self._product(n, w.channels, tiles, tiles.mix, self._of_layers)
         packed = self._packed(block)
-        node.mix_kernel[grid](b.x[k], _pick(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
+        node.mix_kernel[grid](b.x[k], _pick(block, self._mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
 
     def _pass_messages(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, atoms.num_rows
@@ -414,10 +437,10 @@ class FusedTensorNet(FeatureNetwork):
     def _update(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, atoms.num_rows
         last = k + 1 == w.num_layers
-        grid, block = self._product(n, w.channels, tiles, tiles.update)
+        grid, block = self._product(n, w.channels, tiles, tiles.update, self._of_layers)
         packed = self._packed(block)
         node.update_kernel[grid](
-            b.dm, _pick(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], self._factor(b, atoms), b.d[k],
+            b.dm, _pick(block, self._mix_out[k][0], packed.mix_out[k][0]), b.x[k], self._factor(b, atoms), b.d[k],
             b.x[k + 1], b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, LOG=w.log_norm,
             **block,
         )  # fmt: skip
@@ -470,10 +493,10 @@ class FusedTensorNet(FeatureNetwork):
 
     def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, atoms.num_rows
-        grid, block = self._product(n, w.channels, tiles, tiles.gradient_product)
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_product, self._of_layers)
         packed = self._packed(block)
         node.gradient_product_kernel[grid](
-            b.dd, _pick(block, w.mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], self._factor(b, atoms), b.dm,
+            b.dd, _pick(block, self._mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], self._factor(b, atoms), b.dm,
             b.dy, n, O3=w.is_o3, **block,
         )  # fmt: skip
 
@@ -488,13 +511,17 @@ class FusedTensorNet(FeatureNetwork):
 
     def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, atoms.num_rows
-        grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix)
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix, self._of_layers)
         packed = self._packed(block)
         node.gradient_mix_kernel[grid](
-            b.dy, _pick(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
-            self._factor(b, atoms), b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **self._linear_slope(k),
-            **block,
+            b.dy, _pick(block, self._mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+            self._factor(b, atoms), b.g, b.dd if k else self._of_embedding(b), b.mixed, b.gate, b.dgate, n,
+            FIRST=k == 0, **self._linear_slope(k), **block,
         )  # fmt: skip
+
+    def _of_embedding(self, b: Any) -> Tensor:
+        """Where the gradient of mix(X⁰) goes, which must be float32."""
+        return b.g if self.weights.mixed else b.dd
 
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
@@ -505,13 +532,13 @@ class FusedTensorNet(FeatureNetwork):
         grid, block = self._product(n, f, tiles, tiles.gradient_embedding)
         packed = self._packed(block)
         node.gradient_embedding_kernel[grid](
-            b.dd, _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden, b.norm,
-            _pick(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n, w.gate_norm[2],
-            LOG=w.log_norm, **block,
+            self._of_embedding(b), _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
+            b.norm, _pick(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.mixed, n,
+            w.gate_norm[2], LOG=w.log_norm, **block,
         )  # fmt: skip
         grid, walk = self._message(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
-            *edges[:3], b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
+            *edges[:3], b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.mixed, b.edge_slope,
             b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
         )  # fmt: skip
 
@@ -559,11 +586,13 @@ class FusedTensorNet(FeatureNetwork):
         }  # fmt: skip
         return (-(-n // walk.atoms), f // walk.channels), constants
 
-    def _product(self, n: int, columns: int, tiles: Tiles, block: Block) -> tuple[tuple[int, int], dict[str, Any]]:
-        """Grid and constants of a product kernel with this many columns in all."""
+    def _product(
+        self, n: int, columns: int, tiles: Tiles, block: Block, precision: str = ""
+    ) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Grid and constants of a product kernel with this many columns in all; "" is the precision of the network."""
         constants = {
             "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
-            "PREC": self.precision, "num_warps": block.warps, "num_stages": block.stages, **FUSED_ARITHMETIC,
+            "PREC": precision or self.precision, "num_warps": block.warps, "num_stages": block.stages, **FUSED_ARITHMETIC,
             **self.launch_options(tiles),
         }  # fmt: skip
         return (-(-n // block.rows), columns // block.cols), constants

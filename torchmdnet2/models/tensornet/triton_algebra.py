@@ -221,17 +221,17 @@ def add_square_adjoint(q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4
 
 @triton.jit
 def load9(base, mask, F: tl.constexpr):
-    """The nine components at base, F apart; 0 where masked."""
+    """The nine components at base, F apart, in float32; 0 where masked."""
     return (
-        tl.load(base, mask, other=0.0),
-        tl.load(base + F, mask, other=0.0),
-        tl.load(base + 2 * F, mask, other=0.0),
-        tl.load(base + 3 * F, mask, other=0.0),
-        tl.load(base + 4 * F, mask, other=0.0),
-        tl.load(base + 5 * F, mask, other=0.0),
-        tl.load(base + 6 * F, mask, other=0.0),
-        tl.load(base + 7 * F, mask, other=0.0),
-        tl.load(base + 8 * F, mask, other=0.0),
+        tl.load(base, mask, other=0.0).to(tl.float32),
+        tl.load(base + F, mask, other=0.0).to(tl.float32),
+        tl.load(base + 2 * F, mask, other=0.0).to(tl.float32),
+        tl.load(base + 3 * F, mask, other=0.0).to(tl.float32),
+        tl.load(base + 4 * F, mask, other=0.0).to(tl.float32),
+        tl.load(base + 5 * F, mask, other=0.0).to(tl.float32),
+        tl.load(base + 6 * F, mask, other=0.0).to(tl.float32),
+        tl.load(base + 7 * F, mask, other=0.0).to(tl.float32),
+        tl.load(base + 8 * F, mask, other=0.0).to(tl.float32),
     )
 
 
@@ -239,21 +239,21 @@ def load9(base, mask, F: tl.constexpr):
 def load9_early(base, mask, F: tl.constexpr):
     """`load9` past the L1 cache, for what is read before `after_previous` (triton_launch.py)."""
     return (
-        tl.load(base, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + F, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + 2 * F, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + 3 * F, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + 4 * F, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + 5 * F, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + 6 * F, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + 7 * F, mask, other=0.0, cache_modifier=".cg"),
-        tl.load(base + 8 * F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + 2 * F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + 3 * F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + 4 * F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + 5 * F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + 6 * F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + 7 * F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
+        tl.load(base + 8 * F, mask, other=0.0, cache_modifier=".cg").to(tl.float32),
     )
 
 
 @triton.jit
 def store9(base, mask, F: tl.constexpr, x0, x1, x2, x3, x4, x5, x6, x7, x8):
-    """Write the nine components at base, F apart."""
+    """Write the nine components at base, F apart, rounded to the type of the field."""
     tl.store(base, x0, mask)
     tl.store(base + F, x1, mask)
     tl.store(base + 2 * F, x2, mask)

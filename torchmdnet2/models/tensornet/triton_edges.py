@@ -5,11 +5,13 @@ registers and writes once. There are no atomics and no tensors of the size edges
 reproducible.
 
 The radial filters are functions of the distance alone. They are read from a table [knots, 4, 3, F] of cubic polynomials
-between knots, which are dense where the filters vary. The embedding finds the knot below each edge length and the
+between knots, which are dense where the filters vary, or from one of quadratic polynomials in half as many bytes,
+[knots, 2, 3, F] int32. The embedding finds the knot below each edge length and the
 distance from it. The table holds coefficients instead of values at the knots: the slope is then free of cancellation,
 and forces are as accurate as energies. Rows are not padded; the work is proportional to the number of edges.
 
-Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (model.py).
+Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (model.py), in float32 or float16; sums are
+float32.
 """
 
 from __future__ import annotations
@@ -29,23 +31,52 @@ __all__ = [
 
 
 @triton.jit
-def cubic(p, part: tl.constexpr, t, mask, F: tl.constexpr):
-    """Value of one radial filter: the cubic at p = table + knot·12F + channel; 0 where masked."""
-    c0 = tl.load(p + part * F, mask, other=0.0)
-    c1 = tl.load(p + (3 + part) * F, mask, other=0.0)
-    c2 = tl.load(p + (6 + part) * F, mask, other=0.0)
-    c3 = tl.load(p + (9 + part) * F, mask, other=0.0)
-    return c0 + t * (c1 + t * (c2 + t * c3))
+def segments(table, k, c, F: tl.constexpr):
+    """Where the filters of channels c at knots k stand."""
+    if table.dtype.element_ty == tl.int32:
+        return table + k * (6 * F) + c
+    else:
+        return table + k * (12 * F) + c
 
 
 @triton.jit
-def cubic_and_slope(p, part: tl.constexpr, t, mask, F: tl.constexpr):
+def coefficients(p, part: tl.constexpr, mask, F: tl.constexpr):
+    """Of the polynomial of one radial filter at p = `segments`; 0 where masked.
+
+    A table of integers holds quadratics: two words of 32 bits, whose upper 24 are c0 and c1; the last 8 of both are the
+    upper half of c2. They are left in c0 and c1, whose rounding allows for them (`pack_quadratics`).
+    """
+    if p.dtype.element_ty == tl.int32:
+        w0 = tl.load(p + part * F, mask, other=0)
+        w1 = tl.load(p + (3 + part) * F, mask, other=0)
+        c2 = ((w0 << 24) | ((w1 & 0xFF) << 16)).to(tl.float32, bitcast=True)
+        return w0.to(tl.float32, bitcast=True), w1.to(tl.float32, bitcast=True), c2, 0.0
+    else:
+        c0 = tl.load(p + part * F, mask, other=0.0)
+        c1 = tl.load(p + (3 + part) * F, mask, other=0.0)
+        c2 = tl.load(p + (6 + part) * F, mask, other=0.0)
+        c3 = tl.load(p + (9 + part) * F, mask, other=0.0)
+        return c0, c1, c2, c3
+
+
+@triton.jit
+def value_at(p, part: tl.constexpr, t, mask, F: tl.constexpr):
+    """Value of one radial filter at the distance t from its knot; 0 where masked."""
+    c0, c1, c2, c3 = coefficients(p, part, mask, F)
+    if p.dtype.element_ty == tl.int32:
+        return c0 + t * (c1 + t * c2)
+    else:
+        return c0 + t * (c1 + t * (c2 + t * c3))
+
+
+@triton.jit
+def value_and_slope(p, part: tl.constexpr, t, mask, F: tl.constexpr):
     """Value and derivative by the distance of one radial filter; 0 where masked."""
-    c0 = tl.load(p + part * F, mask, other=0.0)
-    c1 = tl.load(p + (3 + part) * F, mask, other=0.0)
-    c2 = tl.load(p + (6 + part) * F, mask, other=0.0)
-    c3 = tl.load(p + (9 + part) * F, mask, other=0.0)
-    return c0 + t * (c1 + t * (c2 + t * c3)), c1 + t * (2.0 * c2 + 3.0 * t * c3)
+    c0, c1, c2, c3 = coefficients(p, part, mask, F)
+    if p.dtype.element_ty == tl.int32:
+        return c0 + t * (c1 + t * c2), c1 + t * (2.0 * c2)
+    else:
+        return c0 + t * (c1 + t * (c2 + t * c3)), c1 + t * (2.0 * c2 + 3.0 * t * c3)
 
 
 @triton.jit
@@ -151,9 +182,9 @@ def embedding_kernel(
         once = mask & (tl.zeros_like(k) + tl.program_id(1) == 0)
         tl.store(knot_out + e, k, once)
         tl.store(offset_out + e, t, once)
-        p = table + k * (12 * F) + c
+        p = segments(table, k, c, F)
         zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
-        f1, f2, f3 = zz * cubic(p, 0, t, mask, F), zz * cubic(p, 1, t, mask, F), zz * cubic(p, 2, t, mask, F)
+        f1, f2, f3 = zz * value_at(p, 0, t, mask, F), zz * value_at(p, 1, t, mask, F), zz * value_at(p, 2, t, mask, F)
         x0 += f1
         x1 += uz * f2
         x2 -= uy * f2
@@ -194,16 +225,16 @@ def interaction_kernel(
     after_previous(PDL)
     for _ in range(0, steps):
         mask = e < end
-        p = table + k * (12 * F) + c
+        p = segments(table, k, c, F)
         s = y + j.to(tl.int64) * (9 * F) + c
         j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
-        g = cubic(p, 0, t, mask, F)
+        g = value_at(p, 0, t, mask, F)
         m0 += g * tl.load(s, mask, other=0.0)
-        g = cubic(p, 1, t, mask, F)
+        g = value_at(p, 1, t, mask, F)
         m1 += g * tl.load(s + F, mask, other=0.0)
         m2 += g * tl.load(s + 2 * F, mask, other=0.0)
         m3 += g * tl.load(s + 3 * F, mask, other=0.0)
-        g = cubic(p, 2, t, mask, F)
+        g = value_at(p, 2, t, mask, F)
         m4 += g * tl.load(s + 4 * F, mask, other=0.0)
         m5 += g * tl.load(s + 5 * F, mask, other=0.0)
         m6 += g * tl.load(s + 6 * F, mask, other=0.0)
@@ -253,38 +284,38 @@ def message_backward_kernel(
     after_previous(PDL)
     for _ in range(0, steps):
         mask = e < end
-        p = table + k * (12 * F) + c
+        p = segments(table, k, c, F)
         s = dm + j.to(tl.int64) * (9 * F) + c
         j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
-        g, slope_g = cubic_and_slope(p, 0, t, mask, F)
-        x = tl.load(s, mask, other=0.0)
+        g, slope_g = value_and_slope(p, 0, t, mask, F)
+        x = tl.load(s, mask, other=0.0).to(tl.float32)
         a0 += g * x
         total = slope_g * (x * y0)
-        g, slope_g = cubic_and_slope(p, 1, t, mask, F)
-        x = tl.load(s + F, mask, other=0.0)
+        g, slope_g = value_and_slope(p, 1, t, mask, F)
+        x = tl.load(s + F, mask, other=0.0).to(tl.float32)
         a1 += g * x
         dot = x * y1
-        x = tl.load(s + 2 * F, mask, other=0.0)
+        x = tl.load(s + 2 * F, mask, other=0.0).to(tl.float32)
         a2 += g * x
         dot += x * y2
-        x = tl.load(s + 3 * F, mask, other=0.0)
+        x = tl.load(s + 3 * F, mask, other=0.0).to(tl.float32)
         a3 += g * x
         dot += x * y3
         total += slope_g * dot
-        g, slope_g = cubic_and_slope(p, 2, t, mask, F)
-        x = tl.load(s + 4 * F, mask, other=0.0)
+        g, slope_g = value_and_slope(p, 2, t, mask, F)
+        x = tl.load(s + 4 * F, mask, other=0.0).to(tl.float32)
         a4 += g * x
         dot = x * y4
-        x = tl.load(s + 5 * F, mask, other=0.0)
+        x = tl.load(s + 5 * F, mask, other=0.0).to(tl.float32)
         a5 += g * x
         dot += x * y5
-        x = tl.load(s + 6 * F, mask, other=0.0)
+        x = tl.load(s + 6 * F, mask, other=0.0).to(tl.float32)
         a6 += g * x
         dot += x * y6
-        x = tl.load(s + 7 * F, mask, other=0.0)
+        x = tl.load(s + 7 * F, mask, other=0.0).to(tl.float32)
         a7 += g * x
         dot += x * y7
-        x = tl.load(s + 8 * F, mask, other=0.0)
+        x = tl.load(s + 8 * F, mask, other=0.0).to(tl.float32)
         a8 += g * x
         dot += x * y8
         total += slope_g * dot
@@ -323,15 +354,15 @@ def embedding_backward_kernel(
     for _ in range(0, steps):
         mask = e < end
         ux, uy, uz, _d = direction(vec, e, mask)
-        p = table + k * (12 * F) + c
+        p = segments(table, k, c, F)
         zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
         j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
-        _f1, slope_g = cubic_and_slope(p, 0, t, mask, F)
+        _f1, slope_g = value_and_slope(p, 0, t, mask, F)
         radial = slope_g * g0
-        f2, slope_g = cubic_and_slope(p, 1, t, mask, F)
+        f2, slope_g = value_and_slope(p, 1, t, mask, F)
         radial += slope_g * (uz * g1 - uy * g2 + ux * g3)
         f2 = zz * f2
-        f3, slope_g = cubic_and_slope(p, 2, t, mask, F)
+        f3, slope_g = value_and_slope(p, 2, t, mask, F)
         wx = ux * g4 + uy * g5 + uz * g6
         wy = ux * g5 + uy * g7 + uz * g8
         wz = ux * g6 + uy * g8

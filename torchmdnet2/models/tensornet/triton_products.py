@@ -37,8 +37,11 @@ def leading(x):
 
 @triton.jit
 def dot(a, b, y, PREC: tl.constexpr):
-    """y + A @ B. "tf32x3" is as accurate as float32: the product of the two rests alone is left out."""
-    if PREC == "tf32x3":
+    """y + A @ B. "tf32x3" is as accurate as float32: the product of the two rests alone is left out; "fp16" rounds A and
+    B to half precision."""
+    if PREC == "fp16":
+        return tl.dot(a.to(tl.float16), b.to(tl.float16), y)
+    elif PREC == "tf32x3":
         a_high, b_high = leading(a), leading(b)
         # the small terms first, and each block's sum by itself: Tensor Cores do not round sums to the nearest
         part = tl.dot(a - a_high, b_high, input_precision="tf32")
@@ -371,8 +374,10 @@ def numbers(
 
 
 @triton.jit
-def add_product(y, small, w_high, w_low, x_high, x_low):
-    """The sums y + small/2048 with the next Wᵀ Xᵀ."""
+def add_product(y, small, w_high, w_low, x_high, x_low, PREC: tl.constexpr = "split"):
+    """The sums y + small/2048 with the next Wᵀ Xᵀ; PREC "fp16": of the high parts only."""
+    if PREC == "fp16":
+        return tl.dot(w_high, x_high, y), small
     small = tl.dot(w_low, x_high, small)
     small = tl.dot(w_high, x_low, small)
     # each block's sum by itself: Tensor Cores do not round sums to the nearest
@@ -417,9 +422,10 @@ def dense_split(
 
 @triton.jit
 def mix_split(
-    x, w, rows, F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, PDL: tl.constexpr
+    x, w, rows, F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """X @ W by parts for atoms `rows` [8], which must exist: nine [8, BN].
+    """X @ W by parts for atoms `rows` [8], which must exist: nine [8, BN]. PREC "fp16": not split.
 
     Waits for the kernel before when it has the first weights; PDL 0 when that is done elsewhere.
     """
@@ -436,23 +442,23 @@ def mix_split(
         if k0 == 0:
             after_previous(PDL)
         high, low = numbers(x, None, rows, k0, ROW, F, BN, STEP, KS)
-        y0, s0 = add_product(y0, s0, ih, il, high, low)
+        y0, s0 = add_product(y0, s0, ih, il, high, low, PREC)
         high, low = numbers(x + F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y1, s1 = add_product(y1, s1, ah, al, high, low)
+        y1, s1 = add_product(y1, s1, ah, al, high, low, PREC)
         high, low = numbers(x + 2 * F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y2, s2 = add_product(y2, s2, ah, al, high, low)
+        y2, s2 = add_product(y2, s2, ah, al, high, low, PREC)
         high, low = numbers(x + 3 * F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y3, s3 = add_product(y3, s3, ah, al, high, low)
+        y3, s3 = add_product(y3, s3, ah, al, high, low, PREC)
         high, low = numbers(x + 4 * F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y4, s4 = add_product(y4, s4, sh, sl, high, low)
+        y4, s4 = add_product(y4, s4, sh, sl, high, low, PREC)
         high, low = numbers(x + 5 * F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y5, s5 = add_product(y5, s5, sh, sl, high, low)
+        y5, s5 = add_product(y5, s5, sh, sl, high, low, PREC)
         high, low = numbers(x + 6 * F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y6, s6 = add_product(y6, s6, sh, sl, high, low)
+        y6, s6 = add_product(y6, s6, sh, sl, high, low, PREC)
         high, low = numbers(x + 7 * F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y7, s7 = add_product(y7, s7, sh, sl, high, low)
+        y7, s7 = add_product(y7, s7, sh, sl, high, low, PREC)
         high, low = numbers(x + 8 * F, None, rows, k0, ROW, F, BN, STEP, KS)
-        y8, s8 = add_product(y8, s8, sh, sl, high, low)
+        y8, s8 = add_product(y8, s8, sh, sl, high, low, PREC)
     return (
         sum_split(y0, s0, BN, KS), sum_split(y1, s1, BN, KS), sum_split(y2, s2, BN, KS), sum_split(y3, s3, BN, KS),
         sum_split(y4, s4, BN, KS), sum_split(y5, s5, BN, KS), sum_split(y6, s6, BN, KS), sum_split(y7, s7, BN, KS),

@@ -2,7 +2,8 @@
 
 The radial filters of TensorNet are functions of the distance alone. They are tabulated in float64 as cubic Hermite
 segments on knots that are uniform in exp(−a d), and so dense where the filters vary. The number of knots gives slopes,
-on which forces depend, the precision of float32. Shapes: K knots, F channels, L layers.
+on which forces depend, the precision of float32. For mixed precision they are quadratics in half as many bytes.
+Shapes: K knots, F channels, L layers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..layers import LogNorm
 
 __all__ = [
     "FilterTable", "Filters", "FrozenTensorNet", "PackedWeights", "ScalarNetwork", "SplitWeights", "fit_tables",
-    "pack", "pack_split", "tabulate",
+    "pack", "pack_quadratics", "pack_split", "tabulate", "tabulate_quadratics",
 ]  # fmt: skip
 
 
@@ -29,6 +30,7 @@ Filters = Callable[[Tensor], Tensor]
 
 _SIZES = (512, 1024, 2048, 4096)
 _SLOPE_ERROR = 7e-7  # of the largest slope; eager float32 sums have errors like this
+_ROUGH_SLOPE_ERROR = 5e-5  # a tenth of the rounding errors in half precision
 _CLOSEST = 0.6  # Å; atoms do not come closer
 
 
@@ -57,22 +59,31 @@ class FilterTable:
         place = torch.arange(self.num_knots, dtype=torch.float64, device="cpu")
         return (-torch.log1p(-place / self.scale) / self.decay).clamp(max=self.cutoff).float().double()
 
+    def middles(self) -> Tensor:
+        """Middles between neighboring knots in Å, [K] (the last one unused) float64, each a float32 number."""
+        d = self.distances()
+        return torch.cat([(d[1:] + d[:-1]) / 2, d[-1:]]).float().double()
 
-def fit_tables(cutoff: float, filters: Sequence[tuple[Filters, bool]]) -> tuple[FilterTable, list[Tensor]]:
+
+def fit_tables(
+    cutoff: float, filters: Sequence[tuple[Filters, bool]], quadratic: bool = False
+) -> tuple[FilterTable, list[Tensor]]:
     """Return tables of radial functions, with the fewest knots that give all slopes their precision.
 
     Args:
         cutoff: cutoff in Å.
         filters: functions, each with True if it is zero at the cutoff, as for `tabulate`.
+        quadratic: less accurate tables, by `tabulate_quadratics`.
 
     Returns:
-        The knots, and for each filter the result of `tabulate`.
+        The knots, and for each filter the result of `tabulate` or `tabulate_quadratics`.
     """
+    form, largest = (tabulate_quadratics, _ROUGH_SLOPE_ERROR) if quadratic else (tabulate, _SLOPE_ERROR)
     for num_knots in _SIZES:
         table, segments = FilterTable(cutoff, num_knots), []
         for function, zero_at_cutoff in filters:
-            segments.append(tabulate(function, table, zero_at_cutoff))
-            if num_knots < _SIZES[-1] and _slope_error(function, table, segments[-1]) > _SLOPE_ERROR:
+            segments.append(form(function, table, zero_at_cutoff))
+            if num_knots < _SIZES[-1] and _slope_error(function, table, segments[-1]) > largest:
                 break
         else:
             break
@@ -103,6 +114,31 @@ def tabulate(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) 
     return torch.cat([segments, torch.zeros_like(segments[:1])])
 
 
+def tabulate_quadratics(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) -> Tensor:
+    """As `tabulate`, but a quadratic around each middle between knots, [K, 3, P, F]: slopes are continuous."""
+    slope = _value_and_slope(filters, table.distances())[1]
+    if zero_at_cutoff:
+        slope[-1] = 0.0
+    middle = _value_and_slope(filters, table.middles()[:-1])[0]
+    h = torch.diff(table.distances())[:, None, None]
+    segments = torch.stack([middle, (slope[1:] + slope[:-1]) / 2, torch.diff(slope, dim=0) / (2 * h)], 1)
+    return torch.cat([segments, torch.zeros_like(segments[:1])])
+
+
+def pack_quadratics(segments: Tensor) -> Tensor:
+    """Quadratics [K, 3, P, F] as [K, 2, P, F] int32: float32 numbers c0 and c1 whose last 8 bits are those of c2.
+
+    c2, of which 8 bits count, is small beside c1/t: it needs no more. c0 and c1 have relative errors below 2⁻¹⁶.
+    """
+    c0, c1, c2 = segments.float().unbind(1)
+    bits = (c2.bfloat16().view(torch.int16).int() & 0xFFFF).long()
+
+    def word(x: Tensor, last: Tensor) -> Tensor:
+        return ((((x.contiguous().view(torch.int32).long() - last + 128) >> 8) << 8) | last).int()
+
+    return torch.stack([word(c0, bits >> 8), word(c1, bits & 0xFF)], 1)
+
+
 def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
     """Return value and slope, both [K, P, F], by two backward passes from sums.
 
@@ -121,11 +157,15 @@ def _slope_error(filters: Filters, table: FilterTable, segments: Tensor) -> floa
     """Largest error of the slopes of these segments, relative to the largest slope."""
     knots = table.distances()
     h = torch.diff(knots)
-    place = 0.5 - math.sqrt(1 / 12)  # where the slope of a cubic Hermite segment is worst
-    d = knots[:-1] + place * h
+    segments = segments[:-1]
+    if segments.shape[1] == 3:  # worst at the middle
+        d, slope = table.middles()[:-1], segments[:, 1]
+    else:
+        place = 0.5 - math.sqrt(1 / 12)  # where the slope of a cubic Hermite segment is worst
+        d, t = knots[:-1] + place * h, (place * h)[:, None, None]
+        slope = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3])
     exact = _value_and_slope(filters, d)[1]
-    t, segments = (place * h)[:, None, None], segments[:-1]
-    error = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3]) - exact
+    error = slope - exact
     return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
 
 
@@ -138,8 +178,9 @@ class FrozenTensorNet:
     """Weights of a TensorNet and its scalar head in the layout of the kernels, float32, on one device.
 
     Attributes:
-        table: knots of the filter tables.
-        embedding_table: [K, 4, 3, F]; layer_tables: L × [K, 4, 3, F].
+        mixed: for kernels in mixed precision.
+        table: knots of the filter tables; knots: [K] the distances from which segments are counted, Å.
+        embedding_table: [K, 4, 3, F]; layer_tables: L × [K, 4, 3, F]; where mixed, as `pack_quadratics` gives them.
         embedding_self: [F] f1(0); layer_self: L × [3, F] filters at distance 0 (an atom's message to itself).
         z_receiver, z_sender: [max_z, F], their sum being the pair embedding of two elements.
         log_norm: norms are γ log(1 + x) + β, not layer norms.
@@ -148,13 +189,15 @@ class FrozenTensorNet:
 
     _vanish = True  # the tables of the layers do so at the cutoff
 
-    def __init__(self, model: Any, head: nn.Module, energy_scale: float, device: torch.device | str):
+    def __init__(
+        self, model: Any, head: nn.Module, energy_scale: float, device: torch.device | str, mixed: bool = False
+    ):  # fmt: skip
         exact: Any = copy.deepcopy(model).cpu().double().requires_grad_(False)
         self.channels: int = model.hidden_channels
         self.num_layers = len(model.layers)
         self.is_o3 = model.group == "O(3)"
         self.log_norm = isinstance(model.out_norm, LogNorm)
-        self.device = torch.device(device)
+        self.device, self.mixed = torch.device(device), mixed
         emb = exact.tensor_embedding
 
         def give(t: Tensor) -> Tensor:
@@ -170,13 +213,13 @@ class FrozenTensorNet:
 
             of_layers = [self._filters(exact, layer) for layer in exact.layers]
             filters = [(embedding_filters, True), *((f, self._vanish) for f in of_layers)]
-            self.table, (of_embedding, *tables) = fit_tables(model.cutoff, filters)
-            self.knots = give(self.table.distances())
+            self.table, fitted = fit_tables(model.cutoff, filters, mixed)
+            of_embedding, *tables = [pack_quadratics(t).to(device) if mixed else give(t) for t in fitted]
+            self.knots = give(self.table.middles() if mixed else self.table.distances())
             zero = torch.zeros(1, dtype=torch.float64, device="cpu")
-            self.embedding_table = give(of_embedding)
+            self.embedding_table, self.layer_tables = of_embedding, tables
             own = float(emb.counts_itself)
             self.embedding_self = give(own * embedding_filters(zero)[0, 0])
-            self.layer_tables = [give(table) for table in tables]
             self.layer_self = [give(own * f(zero)[0]) for f in of_layers]
 
             of_receiver, of_sender = emb.emb2.weight.chunk(2, 1)
