@@ -170,6 +170,11 @@ def test_report_says_why():
     assert "no effect" in Evaluator(make(), precision="tf32").report()
 
 
+def test_mixed_precision_is_refused_where_there_are_no_kernels():
+    with pytest.raises(ValueError, match="precision='mixed': .* the potential is on a CPU; take precision='native'"):
+        Evaluator(make(), precision="mixed")
+
+
 def test_kernels_are_not_for_gpus_before_ampere(monkeypatch):
     from torchmdnet2.engine.select import unsupported_reason
 

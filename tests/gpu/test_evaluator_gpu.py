@@ -337,6 +337,29 @@ def test_tf32_is_stated_and_bounded(potential, exact):
     assert 0 < error <= 2e-2 * max(1.0, float(expected.forces.abs().max()))
 
 
+@pytest.mark.parametrize("atoms", [20, 300, 800, 2000, 5000])
+def test_mixed_precision(potential, exact, atoms):
+    evaluator = Evaluator(potential, precision="mixed")
+    system = random_atoms(atoms, seed=11, cell=True)
+    result, expected = evaluator(system, stress=True), exact(system.to(dtype=torch.float64), stress=True)
+    assert "float16" in evaluator.report()
+    error = float((result.forces.double() - expected.forces).abs().max())
+    assert 0 < error <= 2e-3 * max(1.0, float(expected.forces.abs().max()))
+    assert float((result.atom_energies - expected.atom_energies).abs().max()) <= 2e-4 * max(
+        1.0, float(expected.atom_energies.abs().max())
+    )
+    assert float((result.stress - expected.stress).abs().max()) <= 2e-3 * float(expected.stress.abs().max())
+    assert torch.equal(evaluator(system).forces, result.forces)  # captured
+    with pytest.raises(ValueError, match="precision='mixed': the results would be those of autograd"):
+        evaluator(system.replace(pos=system.pos.clone().requires_grad_()))
+
+
+def test_mixed_precision_is_refused_without_its_kernels():
+    other = make(model={"name": "graph_network", "hidden_channels": 32, "max_z": 10})
+    with pytest.raises(ValueError, match="no kernels of this precision for GraphNetwork"):
+        Evaluator(other, precision="mixed")
+
+
 def test_float64_is_captured_too(potential, exact):
     """R15 in float64."""
     system = random_atoms(20, dtype=torch.float64)

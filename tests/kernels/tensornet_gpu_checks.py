@@ -56,11 +56,12 @@ def case(
     tiles: Tiles,
     channels: int = 32,
     scale: float = 1.0,
+    mixed: bool = False,
     **options: Any,
 ) -> None:
     """As `compare`, for a random TensorNet."""
     model = potential(group, channels, **options)
-    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, scale, "cpu"))
+    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, scale, "cpu", mixed))
     compare(name, model, fused, atoms, tiles, scale)
 
 
@@ -147,3 +148,6 @@ if __name__ == "__main__":
         **linear,
     )
     case("linear read-out, Tensor Cores", "O(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32), 32, 1e-3, **linear)
+    case("mixed precision, few atoms", "O(3)", system(3, BOX, 0.0), Tiles.for_atoms(9, 32, True), mixed=True, **linear)
+    case("mixed precision, split fp16", "O(3)", system(3, BOX, 1.0), Tiles.for_atoms(1000, 32, True), mixed=True)
+    case("mixed precision, Tensor Cores", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(10**5, 32, True), mixed=True)

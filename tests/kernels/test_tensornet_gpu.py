@@ -12,12 +12,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cases():
+def all_cases():
     return printed_cases(Path(__file__).with_name("tensornet_gpu_checks.py"))
 
 
-def test_all_cases_ran(cases):
-    assert len(cases) == 17
+@pytest.fixture(scope="module")
+def cases(all_cases):
+    return [c for c in all_cases if not c["case"].startswith("mixed")]
+
+
+def test_all_cases_ran(all_cases, cases):
+    assert len(all_cases) == 20 and len(cases) == 17
 
 
 def test_energies(cases):
@@ -33,3 +38,10 @@ def test_forces_are_float32_accurate(cases):
 def test_stress(cases):
     stresses = [c["stress"] for c in cases if "stress" in c]
     assert len(stresses) == 11 and max(stresses) < 1e-5, cases
+
+
+def test_mixed_precision(all_cases):
+    for c in all_cases[17:]:
+        assert c["energy"] < 2e-5 and c["stress"] < 2e-4, c
+        # above what float32 gives: it is rounded to float16
+        assert 2e-6 < c["forces"] < 3e-5 * max(1.0, c["largest_force"]), c

@@ -51,7 +51,7 @@ class Task:
 
     Args:
         potential: in evaluation mode.
-        precision: "native", "tf32" or "float64".
+        precision: "native", "mixed", "tf32" or "float64".
         graphs: capture CUDA graphs, see Evaluator.
     """
 
@@ -398,6 +398,12 @@ class FusedBackend(_StepBackend):
             return "precision='float64' was asked for"
         if self.task.device.type not in ("cpu", "cuda"):
             return "the fused kernels need a CPU or a CUDA device"
+        path = fast_path(self.task.potential.representation)
+        if self.task.precision == "mixed" and not self.task.has_triton:
+            return "there are kernels for a GPU only, and the potential is on a CPU"
+        if path is not None and self.task.precision not in path.arithmetic:
+            kind = type(self.task.potential.representation).__name__
+            return f"there are no kernels of this precision for {kind}"
         return unsupported_reason(self.task.potential) or super()._reason()
 
     def _make_model(self) -> StepModel:

@@ -614,7 +614,7 @@ class FusedModel:
     Args:
         potential: one for which `select.unsupported_reason` is ""; on a CUDA device (or under Triton's
             interpreter).
-        precision: "native" or "tf32".
+        precision: "native", "mixed" or "tf32".
     """
 
     def __init__(self, potential: Potential, precision: str):
