@@ -171,7 +171,7 @@ def test_report_says_why():
 
 
 def test_mixed_precision_is_refused_where_there_are_no_kernels():
-    with pytest.raises(ValueError, match="precision='mixed': .* the potential is on a CPU; take precision='native'"):
+    with pytest.raises(ValueError, match=r"precision='mixed': .* the potential is on a CPU; take precision='native'"):
         Evaluator(make(), precision="mixed")
 
 

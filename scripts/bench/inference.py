@@ -5,13 +5,15 @@
 Each system is evaluated as a whole step: neighbor search, energy, forces. "replay" is a step without leaving the device
 (`Evaluator.bind`); "call" is `evaluator(system)` with its results back in Python; "potential" is the reference path,
 eager. Errors are the largest of any force component and of the energy against the Potential in float64. All use the
-same weights. "composed" replays the network with priors. "startup" is a fresh process: seconds to its first result and
+same weights. "mixed" and "tf32" are as "ours" in these precisions; "scan" times other launch shapes in mixed precision,
+and each kernel in float32 and mixed precision. "composed" replays the network with priors.
+"startup" is a fresh process: seconds to its first result and
 to that of a second molecule.
 
 Each part runs in a separate process, and its results are written after every system: a part that fails or runs out of
-time does not harm the others. Parts joined by + run at the same time: those that are not timed,
-the exact results and compilation ("warm", "warm_tf32", "warm_compile"), which fills the caches on disk that the timed
-parts then find. PART:K/N takes every Nth system.
+time does not harm the others. Parts joined by + run at the same time: those that are not timed, the exact results and
+compilation ("warm", "warm_tf32", "warm_mixed", "warm_compile", "warm_scan"), which fills the caches on disk that the
+timed parts then find. PART:K/N takes every Nth system.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.errors import MissingBackend
+from torchmdnet2.models.tensornet.gpu import Block, MessageTile
 from torchmdnet2.neighbors import neighbor_list
 
 from .harness import Row, again, save_rows, shared
@@ -51,13 +56,26 @@ from .systems import (
     synchronize,
     timed,
 )
+from .tensornet2 import by_kernel, held
 
 _COMPILATION = "+".join(f"{part}:{k}/2" for part in ("warm", "warm_tf32", "warm_compile") for k in range(2))
 PARTS = (f"exact+{_COMPILATION}", "ours", "composed", "eager", "graph", "compile", "potential", "tf32", "startup")
 EXACT_UP_TO = 31_000  # atoms; in float64
 EAGER_UP_TO = 31_000
 PEER_UP_TO = 100_000
-WARM_UP_TO = {"float32": 100_000, "tf32": 100_000, "compile": 31_000}
+WARM_UP_TO = {"float32": 100_000, "tf32": 100_000, "mixed": 100_000, "compile": 31_000}
+SCAN_FROM, SCAN_UP_TO = 1_000, 20_000
+_PRODUCTS = "mix", "update", "gradient_product", "gradient_mix"
+SCAN: list[tuple[tuple[str, ...], list[Any]]] = [
+    (("interaction",), [MessageTile(16, 1, 64, 16), MessageTile(8, 1, 64, 8), MessageTile(8, 2, 32, 8),
+                        MessageTile(1, 4, 32, 1), MessageTile(1, 2, 64, 1)]),
+    (("message_backward",), [MessageTile(16, 1, 64, 16), MessageTile(8, 1, 64, 8), MessageTile(16, 1, 32, 8),
+                             MessageTile(1, 2, 32, 1), MessageTile(1, 2, 64, 1)]),
+    (_PRODUCTS, [Block(8, 32, 32, 8, 1, 4), Block(8, 64, 32, 8, 1, 2), Block(16, 64, 32, 4, 3), Block(16, 32, 64, 4, 2),
+                 Block(32, 64, 32, 8, 3)]),
+    (("embedding_backward",), [MessageTile(1, 4, 32, 1)]),
+]  # fmt: skip
+"""Other shapes, for all kernels of the names together."""
 
 
 def errors(exact: dict[str, torch.Tensor] | None, forces: torch.Tensor, energy: torch.Tensor | None = None) -> Row:
@@ -81,7 +99,7 @@ def errors(exact: dict[str, torch.Tensor] | None, forces: torch.Tensor, energy: 
 def ours(potential: Potential, system: System, exact: Any, precision: str = "float32") -> Iterator[Row]:
     """Rows "replay" and "call"."""
     evaluator = Evaluator(potential, precision=precision)  # type: ignore[arg-type]
-    suffix = " tf32" if precision == "tf32" else ""
+    suffix = "" if precision == "float32" else f" {precision}"
     bound, first = once(lambda: evaluator.bind(system))
     row = {"mode": f"replay{suffix}", "first_s": first, **timed(bound.replay)}
     if not bound.check():
@@ -139,6 +157,27 @@ def warm(potential: Potential, system: System, what: str) -> Iterator[Row]:
 
     if system.num_atoms <= WARM_UP_TO[what]:
         yield {"mode": f"compilation, {what}", "compile_s": once(compile_it)[1]}
+
+
+def scan(potential: Potential, system: System, measured: bool) -> Iterator[Row]:
+    """Rows of other launch shapes in mixed precision, and of milliseconds by kernel; only compile if not measured."""
+    if not SCAN_FROM <= system.num_atoms <= SCAN_UP_TO:
+        return
+    model = FusedModel(potential, "mixed")
+    if measured:
+        for precision, one in (("native", FusedModel(potential, "native")), ("mixed", model)):
+            yield {"mode": f"kernels {precision}", "kernels": by_kernel(one, system)}
+    chosen = model.net.launch_shapes(system.num_atoms)
+    for names, shapes in SCAN:
+        for shape in shapes:
+            row: Row = {"mode": f"scan {names[0]} {shape}"}
+            try:
+                graphed = held(model, system, replace(chosen, **dict.fromkeys(names, shape)))
+                row |= timed(graphed.run, seconds=0.1) if measured else {}
+                del graphed
+            except Exception as error:  # the others are timed too
+                row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
+            yield row
 
 
 def exactly(potential: Potential, system: System, path: Path) -> Iterator[Row]:
@@ -202,6 +241,10 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             "exact": lambda s=system, p=path: exactly(potential, s, p),  # type: ignore[misc]
             "warm": lambda s=system: warm(potential, s, "float32"),  # type: ignore[misc]
             "warm_tf32": lambda s=system: warm(potential, s, "tf32"),  # type: ignore[misc]
+            "warm_mixed": lambda s=system: warm(potential, s, "mixed"),  # type: ignore[misc]
+            "warm_scan": lambda s=system: scan(potential, s, False),  # type: ignore[misc]
+            "scan": lambda s=system: scan(potential, s, True),  # type: ignore[misc]
+            "mixed": lambda s=system, e=exact: ours(potential, s, e, "mixed"),  # type: ignore[misc]
             "warm_compile": lambda s=system: warm(potential, s, "compile"),  # type: ignore[misc]
             "ours": lambda s=system, e=exact: ours(potential, s, e),  # type: ignore[misc]
             "tf32": lambda s=system, e=exact: ours(potential, s, e, "tf32"),  # type: ignore[misc]

@@ -59,7 +59,7 @@ EXACT_UP_TO = 2000
 Row = dict[str, Any]
 
 
-def held(model: FusedModel, system: System, shapes: FilterTiles | None) -> GraphedStep:
+def held(model: FusedModel, system: System, shapes: Any) -> GraphedStep:
     """A replayed step with these launch shapes."""
     options = {} if shapes is None else {"shapes": shapes}
     step = model.step(system.num_atoms, system.num_systems, system.dtype, False, **options)

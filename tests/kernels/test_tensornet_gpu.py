@@ -41,7 +41,7 @@ def test_stress(cases):
 
 
 def test_mixed_precision(all_cases):
-    for c in all_cases[17:]:
-        assert c["energy"] < 2e-5 and c["stress"] < 2e-4, c
-        # above what float32 gives: it is rounded to float16
-        assert 2e-6 < c["forces"] < 3e-5 * max(1.0, c["largest_force"]), c
+    mixed = all_cases[17:]
+    for c in mixed:
+        assert c["energy"] < 2e-5 and c["stress"] < 5e-4 and c["forces"] < 2e-4 * c["largest_force"], c
+    assert max(c["forces"] / c["largest_force"] for c in mixed) > 5e-6, "rounded to float16 nowhere"

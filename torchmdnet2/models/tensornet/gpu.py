@@ -278,8 +278,8 @@ class FusedTensorNet(FeatureNetwork):
     """Runs a frozen TensorNet over CSR rows.
 
     Args:
-        weights: the prepared model. Where they are for mixed precision, what the interactions pass between kernels is in
-            half precision, and so are the factors of their products; sums are in float32, and so is all else.
+        weights: the prepared model. Where they are for mixed precision, what the interactions pass between kernels is
+            in half precision, and so are the factors of their products; sums and all else are in float32.
         precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
 
     Attributes:
@@ -592,8 +592,8 @@ class FusedTensorNet(FeatureNetwork):
         """Grid and constants of a product kernel with this many columns in all; "" is the precision of the network."""
         constants = {
             "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
-            "PREC": precision or self.precision, "num_warps": block.warps, "num_stages": block.stages, **FUSED_ARITHMETIC,
-            **self.launch_options(tiles),
+            "PREC": precision or self.precision, "num_warps": block.warps, "num_stages": block.stages,
+            **FUSED_ARITHMETIC, **self.launch_options(tiles),
         }  # fmt: skip
         return (-(-n // block.rows), columns // block.cols), constants
 

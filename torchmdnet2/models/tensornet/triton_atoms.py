@@ -6,9 +6,8 @@ gates, tensor products, their gradients) are applied to the result of the produc
 From 16 atoms per program on, the three maps of I, A and S run on Tensor Cores, BK of K at a time. With 8 atoms they run
 on Tensor Cores in split fp16, in KS parts of K, with fewer on CUDA cores (triton_products.py). Kernels that take all of
 K at once read their weights, which the previous kernel does not write, before that kernel has ended (triton_launch.py).
-PREC is the precision on Tensor Cores from 16 atoms on: "tf32x3"
-is as accurate as float32, "tf32" is faster, "ieee" uses CUDA cores. "fp16" rounds both factors to half precision, with 8
-atoms too.
+PREC is the precision on Tensor Cores from 16 atoms on: "tf32x3" is as accurate as float32, "tf32" faster, "ieee" uses
+CUDA cores. "fp16" rounds both factors to half precision, with 8 atoms too.
 
 Shapes: N atoms, F channels. Fields are [N, 9, F]. Mixing weights W [3, F, F] are applied as X_part @ W[part]; they are
 packed as [3, F/4, F, 4] for fewer than 8 atoms and as [3, 2, F/16, F/16, 8, 4, 8] for 8.

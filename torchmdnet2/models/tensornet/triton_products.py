@@ -37,8 +37,8 @@ def leading(x):
 
 @triton.jit
 def dot(a, b, y, PREC: tl.constexpr):
-    """y + A @ B. "tf32x3" is as accurate as float32: the product of the two rests alone is left out; "fp16" rounds A and
-    B to half precision."""
+    """y + A @ B. "tf32x3" is as accurate as float32: the product of the two rests alone is left out.
+    "fp16" rounds A and B to half precision."""
     if PREC == "fp16":
         return tl.dot(a.to(tl.float16), b.to(tl.float16), y)
     elif PREC == "tf32x3":
