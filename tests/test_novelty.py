@@ -189,7 +189,7 @@ def test_an_element_is_told_once_and_not_for_one_frame_in_fifty():
         watch(broken, system, " at 1 ps")
         watch(broken, system)
     assert len(told) == 1 and watch.reported == {8}
-    assert watch.summary() == "largest novelty 9.00, above 1 in 3 of 7 frames looked at"
+    assert watch.summary() == "largest novelty 9.00, above 1 in 3 of 7 checked frames"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

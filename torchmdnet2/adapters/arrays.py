@@ -120,7 +120,7 @@ class ArrayEvaluator:
         """Return the results of one structure.
 
         Returns:
-            "energy" (float, eV), "forces" [N, 3] (eV/Å), "energies" [N] (eV), "stress" [3, 3] (eV/Å³) if asked for,
+            "energy" (float, eV), "forces" [N, 3] (eV/Å), "energies" [N] (eV), "stress" [3, 3] (eV/Å³) if requested,
             "charges" [N] (e) and "dipole" [3] (e·Å) if the model predicts them. A model with charges also gives the
             dipole of structures that are not periodic. An ensemble adds each name with "_std", except for the dipole
             of charges. All arrays are new and float64.

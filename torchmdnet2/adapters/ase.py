@@ -78,7 +78,7 @@ class TorchMDNet2Calculator(Calculator):
     initial magnetic moments of a molecule: see `System.from_ase`), then those of the constructor, then 0. Statements
     that differ are an error, also from what the constructor was given. A result is kept until one of the two or the
     structure changes.
-    The stress is computed only when it is asked for. Any cell and any combination of periodic directions will do. The
+    The stress is computed only on request. Any cell and any combination of periodic directions will do. The
     user's Atoms and torch's global settings are never changed; one calculator may be used from several threads.
 
     A calibrated model (`torchmdnet2 calibrate`) also gives `novelty` [N]; an atom above 1 is unlike those of the

@@ -152,8 +152,7 @@ def morton_kernel(pos, batch, cell, pbc, keys, num_atoms, width, BLOCK: tl.const
     tl.store(keys + i, key, ok)
 
 
-# --- One step of a fused model: neighbor searches, network, other terms, sums, stress. Static buffers; launches ---
-# only
+# --- One step of a fused model on static buffers: neighbor searches, network, other terms, sums, stress ---
 
 _ATOMS_PER_PART = 2048
 
@@ -604,8 +603,7 @@ def _aligned(size: int) -> int:
     return -(-size // 16) * 16
 
 
-# --- A potential prepared for fused steps: network and terms with their weights, constants, the check of the ---
-# first use
+# --- A potential prepared for fused steps: network, terms, constants, and the check at the first use ---
 
 
 class FusedModel:

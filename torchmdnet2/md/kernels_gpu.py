@@ -278,8 +278,7 @@ def launch_springs(step: SpringStep) -> None:
     )  # fmt: skip
 
 
-# --- Dynamics that stay on the device: several steps in one CUDA graph, results copied to the host while the next ---
-# run
+# --- Dynamics on the device: several steps in one CUDA graph; results are copied to the host during the next ones ---
 
 _CHUNK = 20  # steps in one graph
 _CHUNK_UP_TO = 4096  # atoms; above, the pause between two graphs is nothing beside a step

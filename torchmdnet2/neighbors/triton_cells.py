@@ -271,17 +271,14 @@ def count_cells(
 
 # --- GPU kernels that wrap atoms and sort them into bins: count, prefix sum, place, order ---
 #
-# Bins are no narrower than the cutoff along the first two lattice vectors and a quarter of that along the third:
-# columns
-# of thin bins. Those of structure b lie at ptr[b] + (FREE_BINS + 1)·b … in `bin_count` and `bin_start`, in C order of
-# their three coordinates, so that a piece of a column is one run of atoms. Along periodic vectors the bins tile the
-# cell;
-# along free directions they are folded with a period of at least three cutoffs (across columns): no bounding box is
-# needed, and atoms that share a bin without being near are distinguished by their distance.
+# Bins are no narrower than the cutoff along the first two lattice vectors, and than a quarter of it along the third, so
+# that they form columns of thin bins. The bins of structure b begin at ptr[b] + (FREE_BINS + 1)·b in `bin_count` and
+# `bin_start`, in C order of their three coordinates, so that a piece of a column is one run of atoms. Along periodic
+# vectors the bins tile the cell. Along free directions they are folded with a period of at least three cutoffs (across
+# columns). So no bounding box is needed, and distances distinguish atoms that share a bin without being close.
 #
-# Atoms enter their bin in any order (atomics), then each bin is put in order of the atoms' numbers: the sorted order
-# is a
-# function of the positions alone.
+# Atoms enter their bin in any order (atomics). Then each bin is sorted by the numbers of the atoms, so that the order
+# is a function of the positions alone.
 
 
 @triton.jit
@@ -424,10 +421,9 @@ def order_atoms(
 
 # --- GPU kernels that complete the rows of a list: order, receivers, shifts, vectors and distances, in float64 ---
 #
-# One program per receiver. Rows of the cell list are made from the bits of triton_cells.py, then sorted by the keys
-# 32 · sender + image where that is asked for: a row of n edges that is longer than a tile costs n² comparisons. Rows
-# of
-# "pairs" arrive in order, as sender and image (triton_pairs.py).
+# There is one program for each receiver. Rows of the cell list are made from the bits above and, on request, sorted by
+# the keys 32 · sender + image; a row of n edges that is longer than a tile costs n² comparisons. Rows of "pairs" arrive
+# in order, as sender and image (triton_pairs.py).
 
 
 @triton.jit

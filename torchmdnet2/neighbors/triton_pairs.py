@@ -200,17 +200,13 @@ def search_pairs(
 
 # --- Neighbor search of one small structure on the GPU: everything in one kernel ---
 #
-# Every program works out the geometry of the cell and takes BI receivers. A candidate is an atom and an image of it;
-# each lane passes its own candidates, which follow each other, so that edges in the order of the lanes are in the
-# order
-# of senders and images. A lane notes for each receiver at which turns its candidate was a neighbor, a bit each. Then
-# the
-# programs tell each other how many edges they found, wait for all of them (the launch is cooperative: all run at the
-# same
-# time), know thereby where their rows begin and whether all fits, and write.
+# Every program computes the geometry of the cell and takes BI receivers. A candidate is an atom and an image of it.
+# Each lane tests consecutive candidates, so that edges in the order of the lanes are in the order of senders and
+# images. For each receiver, a lane stores one bit for each turn in which its candidate was a neighbor. Then the
+# programs publish their numbers of edges and wait for all others (the launch is cooperative: all run at the same time).
+# From these numbers they know where their rows begin and whether all edges fit, and write.
 #
-# Tests are float32 on fractional coordinates; a turn in which rounding could decide is tested again in float64. A
-# lane
+# Tests are float32 on fractional coordinates; a turn in which rounding could decide is tested again in float64. A lane
 # with more than 64 candidates has no bits for the last of them, which are tested twice.
 
 

@@ -445,8 +445,7 @@ def _unsort(edges: Tensor, shift: Tensor, order: Tensor, num_atoms: int) -> tupl
     return edges, shift[by_pair], row_pointers(edges[0], num_atoms)
 
 
-# --- Edges within a cutoff, out of a list that reaches further: searched once, then selected while atoms move. ---
-# Triton
+# --- Edges within a cutoff from a list that reaches further: searched once, then selected while atoms move ---
 
 _BLOCK = 64  # edges of a row at once
 _LISTED_PER_ATOM = 100  # a guess, of the first search

@@ -378,7 +378,7 @@ class Watch:
         """Return a sentence on all checks; "" before the first one."""
         if not self.looks:
             return ""
-        return f"largest novelty {self.largest:.2f}, above 1 in {self.outside} of {self.looks} frames looked at"
+        return f"largest novelty {self.largest:.2f}, above 1 in {self.outside} of {self.looks} checked frames"
 
 
 def _words(

@@ -496,7 +496,7 @@ class Potential(nn.Module):
         """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device.
 
         Args:
-            system: N atoms; their distances are not looked at.
+            system: N atoms; their distances are not checked.
             charge: look at the total charges too.
         """
         system = require_system(system).detach()

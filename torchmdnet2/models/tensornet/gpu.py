@@ -283,8 +283,8 @@ class FusedTensorNet(FeatureNetwork):
         precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
 
     Attributes:
-        unit: eV, a power of two. Energies and their gradients are computed in it, so that those are near 1 whatever the
-            scale of the energy: numbers in half precision (triton_products.py) have a smallest and a largest one.
+        unit: unit of energies and their gradients in eV, a power of two. It keeps gradients near 1 for any scale of
+            the energy, since numbers in half precision (triton_products.py) have a limited range.
     """
 
     _linear: Tensor | None = None
@@ -301,7 +301,7 @@ class FusedTensorNet(FeatureNetwork):
             self._mix_in, self._mix_out = ([(w.half(), t.half()) for w, t in m] for m in (self._mix_in, self._mix_out))
 
     def _largest(self) -> float:
-        """The size of the gradients, as far as it is known beforehand."""
+        """Return an estimate of the size of the gradients."""
         w = self.weights
         linear = 0.0 if w.linear is None else float(w.linear.abs().max())
         return max(float(w.readout[4].abs().max()), linear)

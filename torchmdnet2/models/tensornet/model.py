@@ -348,7 +348,7 @@ class TensorNet(Representation):
         self.linear_readout = nn.ParameterList(torch.zeros(f) for _ in range(stages))
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Initialise all parameters again."""
         reset(self)
         for weight in self.linear_readout:
             nn.init.zeros_(weight)

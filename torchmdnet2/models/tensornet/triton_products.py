@@ -43,7 +43,7 @@ def dot(a, b, y, PREC: tl.constexpr):
         return tl.dot(a.to(tl.float16), b.to(tl.float16), y)
     elif PREC == "tf32x3":
         a_high, b_high = leading(a), leading(b)
-        # the small terms first, and each block's sum by itself: Tensor Cores do not round sums to the nearest
+        # small terms first, and a separate sum for each block, since Tensor Cores do not round sums to the nearest
         part = tl.dot(a - a_high, b_high, input_precision="tf32")
         part = tl.dot(a_high, b - b_high, part, input_precision="tf32")
         return y + tl.dot(a_high, b_high, part, input_precision="tf32")
@@ -380,7 +380,7 @@ def add_product(y, small, w_high, w_low, x_high, x_low, PREC: tl.constexpr = "sp
         return tl.dot(w_high, x_high, y), small
     small = tl.dot(w_low, x_high, small)
     small = tl.dot(w_high, x_low, small)
-    # each block's sum by itself: Tensor Cores do not round sums to the nearest
+    # a separate sum for each block, since Tensor Cores do not round sums to the nearest
     return y + tl.dot(w_high, x_high), small
 
 

@@ -413,8 +413,7 @@ def first_slope(p, t, g, F):
     return total
 
 
-# --- The kernels of TensorNet2 on the CPU beside those of TensorNet: prediction of charges, messages, and their
-# gradients ---
+# --- The further kernels of TensorNet2: prediction of charges, messages, and their gradients ---
 #
 # As in tensornet/cpu.py, threads divide the atoms, ROWS at a time, and each atom writes its rows alone. The gradient of
 # messages sums over reverse edges: with g_ji the filter of the message i → j, dY_i = Σ_j g_ji dM_j. The slope of the

@@ -148,7 +148,7 @@ class TensorNet2(Representation):
         self.act = self.tensor_embedding.act
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Initialise all parameters again."""
         reset(self)
 
     def forward(self, graph: Graph) -> Features:

@@ -218,9 +218,9 @@ def first_gradient_kernel(
 
 # --- Messages of TensorNet2 and their gradients, from filters of a chunk of slots (above). Triton kernels ---
 #
-# A program walks rows of atoms that have slots in the chunk, and adds to what chunks before have left: each row by
-# one
-# program, each sum in one order, no atomics. The chunk that has the slot of the atom itself is the first of its row.
+# A program walks rows of atoms that have slots in the chunk, and adds to the sums of earlier chunks. Each row has one
+# program and each sum a fixed order, so that no atomics are needed. The first chunk of a row has the slot of the atom
+# itself.
 
 
 @triton.jit

@@ -255,8 +255,7 @@ def first_names(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-# --- Replay: structures with the predictions of the potential that a fine-tuning starts from, as further training
-# frames ---
+# --- Replay: structures with predictions of the initial potential as further training frames of a fine-tuning ---
 #
 # A fine-tuned network forgets what the new frames do not show. Frames that it labelled itself before the training hold
 # it to what it knew (A. Robins, Connect. Sci. 7, 123 (1995)).
