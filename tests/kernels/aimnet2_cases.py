@@ -58,10 +58,10 @@ CASES = {
     "terms of all pairs": (make((COULOMB, D3)), structure("CH3OH", 1.0)),
     "a cell": (make((FIELD,)), structure("H2O", 0.0, CELL)),
     "one atom": (make(), structure("O", 0.0)),
-    "four members, terms of all pairs": (make((COULOMB, D3), others=3, isolated=False), structure("CH3OH", 1.0)),
+    "four members, terms of all pairs": (make((COULOMB, D3), others=3, isolated=False), structure("H2O", 1.0)),
     "three members in a cell": (make((FIELD,), others=2, isolated=False), structure("H2O", 0.0, CELL)),
     "two members, two structures": (
-        make(others=1, isolated=False), System.concatenate([structure("H2O", 0.0), structure("CH3OH", -1.0)]),
+        make(others=1, isolated=False), System.concatenate([structure("H2O", 0.0), structure("CH", -1.0)]),
     ),
 }  # fmt: skip
 
@@ -88,5 +88,5 @@ def assert_same(found, model: Potential, atoms: System, stress: bool) -> None:
 def batch() -> tuple[Potential, System]:
     """Structures of several charges and sizes, with an energy of the predicted charges."""
     return make((COULOMB,)), System.concatenate(
-        [structure("H2O", 1.0), structure("O", 0.0), structure("NH3", -1.0), structure("CH3OH", 0.0)]
+        [structure("H2O", 1.0), structure("O", 0.0), structure("NH", -1.0), structure("H2CO", 0.0)]
     )
