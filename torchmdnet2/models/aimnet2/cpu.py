@@ -30,7 +30,7 @@ _EPSILON = 1e-6
 
 
 class _Sums(NamedTuple):
-    """Of one pass: values [N, F] and the vectors [N, 3, A·H] of their sums, of features or of charges."""
+    """The sums of one pass, of features or of charges: values [N, F], and vectors [N, 3, A·H]."""
 
     values: Array
     vectors: Array
@@ -193,7 +193,7 @@ FAR = 40.0  # exp(−40) = 4e-18
 
 @kernel
 def find_edges(begin, stop, row_ptr, vec, shifts, eta, cutoff, radial, slope, direction):
-    """Of each edge: radial functions and their slopes [E, R], and direction with 1/d [E, 4]."""
+    """Write, for each edge, radial functions and their slopes [E, R], and direction with 1/d [E, 4]."""
     for i in range(begin, stop):
         for e in range(row_ptr[i], row_ptr[i + 1]):
             x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
@@ -285,7 +285,10 @@ def convolve(begin, stop, row_ptr, sender, radial, direction, values, combine, s
 
 @kernel
 def spread_gradient(begin, stop, by_sums, by_squares, vectors, combine, gradient):
-    """The gradient [N, 4, F] in the sums with radial functions, and with these and the three directions."""
+    """Write the gradients [N, 4, F] of the sums with radial functions, and with the three directions.
+
+    This comes before `convolve_gradient`, which reads these gradients of the neighbors.
+    """
     channels, num_rbf, num_vectors = combine.shape
     for i in range(begin, stop):
         dm = gradient[i]
@@ -305,7 +308,7 @@ def spread_gradient(begin, stop, by_sums, by_squares, vectors, combine, gradient
 def convolve_gradient(
     begin, stop, row_ptr, sender, radial, slope, direction, values, gradient, by_values, forces, virial
 ):
-    """Add to the gradient in the values, by_values [N, F], and to forces [N, 3] and virials [N, 9], float64."""
+    """Add to the gradient of the values, by_values [N, F], and to forces [N, 3] and virials [N, 9], float64."""
     size, num_rbf = values.shape[1], radial.shape[1]
     for i in range(begin, stop):
         both, own = np.empty((2, size), np.float32), values[i]

@@ -31,7 +31,7 @@ def edge_kernel(
     row_ptr, vec, shifts, radial, slope, direction, num_atoms, eta, inverse_cutoff,
     R: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of each edge: radial functions and their slopes [C, R], and direction with 1/d [C, 4]."""
+    """Write, for each edge, radial functions and their slopes [C, R], and direction with 1/d [C, 4]."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     after_previous(PDL)
     use = e < tl.load(row_ptr + num_atoms)
@@ -61,14 +61,14 @@ def edge_kernel(
 
 @triton.jit
 def own_row():
-    """The atom of a program, its row, and the member."""
+    """Return the atom of a program, its row, and the member."""
     i, member = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     return i, member * tl.num_programs(0) + i, member
 
 
 @triton.jit
 def edge_of(e, end, sender, direction):
-    """Of one edge: whether it is there, as a number, the place of what is read of it, sender, direction and 1/d."""
+    """Return, for one edge, 1 if it exists (else 0), its place in the arrays, sender, direction and 1/d."""
     there = (e < end).to(tl.float32)
     e = tl.minimum(e, end - 1).to(tl.int64)
     j = tl.load(sender + e).to(tl.int64)
@@ -84,7 +84,7 @@ def combined(v, c):
 
 @triton.jit
 def squares_of(vx, vy, vz, c, vectors, i, at, STRIDE: tl.constexpr):
-    """|V|² of sums with directions; V is written to [N, 3, STRIDE] at the places `at`."""
+    """Return |V|² of sums with directions; write V to [N, 3, STRIDE] at the places `at`."""
     hx, hy, hz = combined(vx, c), combined(vy, c), combined(vz, c)
     row = vectors + i * (3 * STRIDE) + at
     tl.store(row, hx)
@@ -184,7 +184,7 @@ def convolve_kernel(
 def spread(
     by_sums, by_squares, vectors, combine, to, a, A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr
 ):
-    """Of rows a [., 1] of one atom: the gradient [4, A·R] from those in the sums [A, R] and the squares [A, H]."""
+    """For rows a [., 1] of one atom, write the gradient [4, A·R] from those of the sums [A, R] and squares [A, H]."""
     r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
     at = a * R + r
     tl.store(to + at, tl.load(by_sums + at))
@@ -201,10 +201,12 @@ def spread_gradient_kernel(
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, BA: tl.constexpr,
     CHARGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, part, member): the gradient in the sums with radial functions, and with these and three directions.
+    """Program (i, part, member): writes the gradients of the sums with radial functions, and with the three directions.
+
+    This comes before `convolve_gradient_kernel`, which reads these gradients of the neighbors.
 
     Args:
-        dx: [N, X] the gradient in what the pass reads. dm: [N, 4, A·R], dm_charges: [N, 4, R], written.
+        dx: [N, X] gradient of the input of the pass. dm: [N, 4, A·R], dm_charges: [N, 4, R], written.
     """
     _, i, member = own_row()
     part = tl.program_id(1)
@@ -227,9 +229,9 @@ def add_edge(
     own, other, m0, mx, my, mz, n0, nx, ny, nz, g, slope, ux, uy, uz, inverse, da, fx, fy, fz, xx, yy, zz, yz, xz, xy,
     VIRIAL: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a row with one edge: gradient of the atom's own values, force, virial; each lane adds its share.
+    """Add one edge to the sums of a row: gradient of the atom's values, force, virial; each lane adds its part.
 
-    own, other: values of atom and neighbor; m, n: the gradients in their sums.
+    own, other: values of atom and neighbor; m, n: gradients of their sums.
     """
     from_own = m0 + ux * mx + uy * my + uz * mz
     from_other = n0 - (ux * nx + uy * ny + uz * nz)
@@ -257,7 +259,7 @@ def add_edge(
 
 @triton.jit
 def put_pull(pull, at, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL: tl.constexpr):
-    """Force and half of the virial, summed over the lanes, to row `at` of pull [., 9]."""
+    """Write force and half of the virial, summed over the lanes, to row `at` of pull [., 9]."""
     to = pull + at * 9
     tl.store(to, tl.sum(fx))
     tl.store(to + 1, tl.sum(fy))
@@ -387,7 +389,7 @@ def convolve_gradient_kernel(
 def sum_slots_kernel(
     pull, forces, virial, num_atoms, SLOTS: tl.constexpr, BM: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr
 ):
-    """Forces [N, 3] and virial [N, 9] from all slots of pull [SLOTS, N, 9]."""
+    """Sum forces [N, 3] and virial [N, 9] over all slots of pull [SLOTS, N, 9]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     after_previous(PDL)
     c = tl.arange(0, 16)[None, :]
@@ -469,10 +471,10 @@ def equilibrate_gradient_kernel(
     W: tl.constexpr, G: tl.constexpr, EXACT: tl.constexpr, ACTIVATED: tl.constexpr, BM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, 0, member): from dE/dq of equilibrated charges, dq [N], the gradient in predicted ones and weights.
+    """Program (b, 0, member): from dE/dq of equilibrated charges, dq [N], the gradients of predicted ones and weights.
 
     Args:
-        dq: the gradient in the charges before, or in the change of those of the pass below, written.
+        dq: overwritten by the gradient of the charges before, or of the change of charges in the pass below.
         gradient: [N, G], numbers W and W + 1 of a row are written, times last_slope (ACTIVATED).
     """
     b = tl.program_id(0)
@@ -514,7 +516,7 @@ def dense_divided(
 ):  # fmt: skip
     """`dense` for few atoms: each of KS warps sums a part of K, so that no warp waits for a long row of products.
 
-    Waits for the kernel before when it has the first weights.
+    It reads the first weights before it waits for the previous kernel.
     """
     k = (tl.arange(0, KS) * (K // KS))[:, None] + tl.arange(0, BK)[None, :]
     x_at = a + rows[None, :, None].to(tl.int64) * K + k[:, None, :]

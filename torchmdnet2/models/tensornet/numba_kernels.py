@@ -440,8 +440,8 @@ def gather_adjoint_edge(a, own, s, p, t, F):
 def gather_adjoint(start, end, sender, knot, offset, table, y, dm, dy, slope, F):
     """dy += Σ_j g(d_ij) dM_j, and slope[e] += Σ_c g'(d_ij) ⟨dM_j, Y_i⟩, y being the row Y_i.
 
-    The list holds both directions of each pair, so that the gather over senders is also the transposed scatter; the
-    slope of an edge is the share of its reverse in the pair's, and only their sum counts.
+    The list has both directions of each pair, so that the gather over senders is also the transposed scatter. The slope
+    written at an edge belongs to its reverse; only the sum of both counts.
     """
     for e in range(start, end):
         slope[e] += gather_adjoint_edge(dy, y, dm[sender[e]], table[knot[e]], offset[e], F)
@@ -449,7 +449,7 @@ def gather_adjoint(start, end, sender, knot, offset, table, y, dm, dy, slope, F)
 
 @inline
 def embed_adjoint_edge(g, p, t, z_here, z_there, ux, uy, uz, F):
-    """dE/d|vec| and dE/du of the embedding; the part of dE/du along u is without meaning."""
+    """Return dE/d|vec| and dE/du of the embedding; the part of dE/du along u has no meaning."""
     third = (ux * ux + uy * uy + uz * uz) * THIRD
     xx, xy, xz, yy, yz = ux * ux - third, ux * uy, ux * uz, uy * uy - third, uy * uz
     radial, turn_x, turn_y, turn_z = ZERO, ZERO, ZERO, ZERO

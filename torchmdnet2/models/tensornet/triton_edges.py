@@ -135,7 +135,7 @@ def store_sums(out, x, mask, BR: tl.constexpr, LANES: tl.constexpr):
     if BR == 1:
         tl.store(out, total, mask)
     else:
-        # by a thread that has it: else sums pass through shared memory, and all warps wait for each other
+        # a thread that has the sum stores it; otherwise sums pass through shared memory, and all warps wait
         lane = tl.arange(0, LANES)[None, :]
         tl.store(out + lane, tl.broadcast_to(total, (x.shape[0], LANES)), mask & (lane == 0))
 
@@ -268,9 +268,9 @@ def message_backward_kernel(
 ):  # fmt: skip
     """dY_i += g(0) dM_i + Σ_j g(d_ij) dM_j, and for each edge Σ_c g'(d_ij) ⟨dM_j, Y_i⟩ into slope [slices, E].
 
-    The list holds both directions of each pair, so the gather over senders is also the transposed scatter; the
-    slope written at an edge belongs to its reverse, which the force kernel pairs up. This halves the gathered
-    bytes: only dM_j is read for an edge, never Y_j.
+    The list has both directions of each pair, so that the gather over senders is also the transposed scatter. The slope
+    written at an edge belongs to its reverse; the force kernel pairs both. So only dM_j is read for an edge, never Y_j,
+    which halves the gathered bytes.
     """
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
@@ -341,7 +341,7 @@ def embedding_backward_kernel(
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """For each edge, from dX_i: dE/d|vec| [slices, E] and dE/du [slices, E, 3]."""
+    """Write, for each edge, dE/d|vec| [slices, E] and dE/du [slices, E, 3] from dX_i."""
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
@@ -519,9 +519,9 @@ def domain_force_kernel(
 ):  # fmt: skip
     """Adds G = dE/dvec of each edge to the force of its receiver, and subtracts it from that of its sender.
 
-    A ghost has no edges, so that there is no reverse edge to be read. forces: [rows of local atoms and
-    ghosts, 3] int64, in units of 1/FIXED_POINT; virial [N, 9] of the rows, as of `force_kernel`. A gradient that is not
-    finite, or has no place in such integers, is left out, and its row's virial is NaN.
+    A ghost has no edges, so that there is no reverse edge to read. forces: [rows of local atoms and ghosts, 3] int64,
+    in units of 1/FIXED_POINT, whose sums do not depend on the order; virial [N, 9] of the rows, as for `force_kernel`.
+    A gradient that is not finite, or too large for such integers, is left out, and the virial of its row is NaN.
     """
     i = tl.program_id(0)
     start = tl.load(row_ptr + i)

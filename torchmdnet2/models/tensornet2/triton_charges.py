@@ -279,8 +279,11 @@ def predict_gradient_kernel(
     F: tl.constexpr, C: tl.constexpr, K: tl.constexpr, GIVEN: tl.constexpr, EXACT: tl.constexpr, PART: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of what the first activation acts on, written over h1 [N, F], and beside mean and 1/σ in moments
-    [N, 4] the two means that the gradient of the layer norm takes."""
+    """Write the gradient of the first layer's output, before its activation, over h1 [N, F].
+
+    Write the two means for the gradient of the layer norm beside mean and 1/σ in moments [N, 4]: `add_gradient_kernel`
+    needs them, since a program there has only some of the channels.
+    """
     after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = rows < num_atoms
