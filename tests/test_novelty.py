@@ -163,7 +163,7 @@ def test_what_cannot_be_fitted():
         calibrate(fit, train, train)
     with pytest.raises(BadData, match="no training frames"):
         calibrate(fit, [], validation)
-    with pytest.raises(BadData, match="15 atoms in 3 training frames are too few to calibrate with: give 32"):
+    with pytest.raises(BadData, match="15 atoms in 3 training frames are too few to calibrate with: give at least 32"):
         calibrate(fit, batch(frames("CH4", 3)), validation)
     with pytest.raises(BadData, match="Z = 8"):
         calibrate(fit, train, batch(frames("H2O", 20)))

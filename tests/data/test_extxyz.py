@@ -146,7 +146,7 @@ def test_the_last_line_needs_no_end(tmp_path, atoms):
 def test_a_compressed_file_that_was_cut_off(tmp_path):
     text = "".join(f"1\n{HEAD} energy={k}\nH 0 0 {k}\n" for k in range(5000))
     (tmp_path / "a.xyz.gz").write_bytes(gzip.compress(text.encode())[:-2000])
-    with pytest.raises(BadData, match=r"a\.xyz\.gz, frame [1-9]\d+: .*EOFError"):
+    with pytest.raises(BadData, match=r"a\.xyz\.gz, frame [1-9]\d+: .* ended before the end-of-stream"):
         AseDataset(tmp_path / "a.xyz.gz", format="extxyz")
 
 

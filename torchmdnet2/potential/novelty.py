@@ -178,7 +178,9 @@ def calibrate(
     if not frames:
         raise BadData("there are no training frames to calibrate with")
     if (atoms := sum(moments.count.values())) < _LEAST_ATOMS:
-        raise BadData(f"{atoms} atoms in {frames} training frames are too few to calibrate with: give {_LEAST_ATOMS}")
+        raise BadData(
+            f"{atoms} atoms in {frames} training frames are too few to calibrate with: give at least {_LEAST_ATOMS}"
+        )
     fitted = moments.fit()
     fitted.facts = {"weights": weights_checksum(representation), "train_frames": frames}
     known: list[tuple[Tensor, System]] = []
