@@ -2,7 +2,8 @@
 
     python scripts/check_nve.py runs/quickstart/best.tmn examples/data/ethanol_gfn2.xyz --time 10
 
-The drift is the slope of the total energy by a linear fit, per atom; it should be below 1e-5 eV/atom/ps in float32.
+The drift is the slope of the total energy by a linear fit, per atom; it should be below 1e-5 eV/atom/ps in float32,
+and with --precision mixed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ EVERY = 10  # steps between energies
 def with_ase(options: argparse.Namespace, start: Atoms) -> np.ndarray:
     """Total energies in eV by ASE's velocity Verlet."""
     atoms = start.copy()
-    atoms.calc = TorchMDNet2Calculator(options.model, device=options.device, dtype=options.dtype)
+    atoms.calc = TorchMDNet2Calculator(
+        options.model, device=options.device, dtype=options.dtype, precision=options.precision
+    )
     dynamics = VelocityVerlet(atoms, timestep=options.timestep * units.fs)
     energies = []
     dynamics.attach(lambda: energies.append(atoms.get_total_energy()), interval=EVERY)
@@ -69,7 +72,8 @@ def with_openmm(options: argparse.Namespace, start: Atoms, platform: str) -> np.
 def with_md(options: argparse.Namespace, start: Atoms) -> np.ndarray:
     """Total energies in eV by `torchmdnet2 md`."""
     with tempfile.TemporaryDirectory() as folder:
-        setup = MDOptions(options.steps, options.timestep, every=EVERY, output=f"{folder}/nve")
+        output, precision = f"{folder}/nve", options.precision
+        setup = MDOptions(options.steps, options.timestep, every=EVERY, output=output, precision=precision)
         result = run_md(options.model, start, setup, device=options.device, dtype=options.dtype)
     return np.array([row.conserved_eV for row in result.rows])
 
@@ -83,8 +87,11 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=300.0, help="K, of the first velocities")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--precision", default="native", help="native or mixed (on a GPU, hosts ase and md)")
     parser.add_argument("--hosts", default="ase,md,openmm Reference,openmm CPU")
     options = parser.parse_args()
+    if options.precision != "native" and "openmm" in options.hosts:
+        parser.error("--precision is for the hosts ase and md: give --hosts ase,md")
     options.steps = round(options.time * 1000 / options.timestep)
 
     start = read(options.structure)
@@ -97,6 +104,7 @@ def main() -> None:
         ZeroRotation(start)
     start.calc = None
     print(f"{len(start)} atoms, {options.steps} steps of {options.timestep} fs, {options.dtype} on {options.device}")
+    print(f"precision of the kernels: {options.precision}")
     for host in options.hosts.split(","):
         began = time.perf_counter()
         name, _, platform = host.partition(" ")

@@ -40,7 +40,7 @@ from .potential.potential import Potential, Result, with_dipole
 from .potential.refusals import require_potential, require_system
 from .system import System
 
-__all__ = ["Evaluator", "FastCalls", "load"]
+__all__ = ["Evaluator", "FastCalls", "Precision", "load"]
 
 
 _LOGGER = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.devices import ProcessLock
 from ..core.stated import cell_of, charge_and_spin, whole_number
 from ..ensemble import Ensemble, read_ensemble
-from ..evaluator import Evaluator
+from ..evaluator import Evaluator, Precision
 from ..potential.novelty import Watch, common_scores, rated
 from ..potential.output import SPREADS
 from ..potential.potential import Potential, has_dipole
@@ -104,13 +104,15 @@ class TorchMDNet2Calculator(Calculator):
         coulomb: method for Coulomb sums over all pairs in periodic cells, "pme" or "dsf", as for `torchmdnet2.load`;
             None takes "pme", or the method of a given Potential.
         level: level of theory, for a model that was trained on several; None takes its default.
+        precision: of the kernels on a GPU, "native" or "mixed" (faster), as for `Evaluator`.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
-        ValueError: charge or spin is not a whole number, or the device or dtype cannot be used.
+        ValueError: charge or spin is not a whole number, or the device, dtype or precision cannot be used.
     """
 
     implemented_properties = ["energy", "free_energy", "forces", "stress", "energies"]  # noqa: RUF012 (ASE's way)
+    precision: Precision = "native"  # of a committee too
 
     def __init__(
         self,
@@ -123,7 +125,9 @@ class TorchMDNet2Calculator(Calculator):
         isolated: bool = False,
         coulomb: str | None = None,
         level: str | None = None,
+        precision: Precision = "native",
     ):
+        self.precision = precision
         self._set_up([open_model(model, device, dtype, allow_untrained_charge, coulomb, level)], charge, spin, isolated)
 
     def _set_up(
@@ -143,7 +147,7 @@ class TorchMDNet2Calculator(Calculator):
         self._watch, self._watched = Watch(), b""
 
     def _evaluator(self) -> Evaluator | Ensemble:
-        return Evaluator(self._potentials[0])
+        return Evaluator(self._potentials[0], self.precision)
 
     def _names(self) -> list[str]:
         """Properties that this model provides."""
@@ -388,6 +392,7 @@ class TorchMDNet2Calculator(Calculator):
                 "charge": self.charge,
                 "spin": self.spin,
                 "isolated": self.isolated,
+                "precision": self.precision,
                 "allow_untrained_charge": self.potential.allow_untrained_charge,
                 "coulomb": self.potential.coulomb,
                 "entered": None if self._entered is None else vars(self._entered),
@@ -401,6 +406,7 @@ class TorchMDNet2Calculator(Calculator):
             s.open(state["device"], dtype, allow, coulomb) for s, dtype in zip(sources, state["dtypes"], strict=True)
         ]
         kept = [source if source.path else None for source in sources]
+        self.precision = state.get("precision", "native")  # pickles of before have none
         self._set_up(list(zip(opened, kept, strict=True)), state["charge"], state["spin"], state["isolated"])
         self._entered = None if state["entered"] is None else Structure(**state["entered"])
         self.results = state["results"]
@@ -413,6 +419,7 @@ class TorchMDNet2Calculator(Calculator):
         with self._lock:
             # weights are frozen: copies in one process share them
             opened = list(zip(self._potentials, self._sources, strict=True))
+            other.precision = self.precision
             other._set_up(opened, self.charge, self.spin, self.isolated)
             other._entered, other.results = self._entered, copy.deepcopy(self.results)
         return other

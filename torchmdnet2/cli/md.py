@@ -64,6 +64,10 @@ def add(command: Command) -> None:
         help="remove the motion of the centre of mass every so many steps (default: never)",
     )  # fmt: skip
     md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="move mass to hydrogens from their neighbors")
+    md.add_argument(
+        "--precision", choices=("native", "mixed"), default="native",
+        help="of the kernels on a GPU; mixed is faster, for TensorNet (default: native)",
+    )  # fmt: skip
     md.add_argument("--inner", metavar="MODEL", help="'springs', or a faster model: its forces act in short steps")
     md.add_argument("--inner-steps", type=int, metavar="N", help="inner steps of each time step (default: 4)")
     md.add_argument("--seed", type=int, default=0, help="seed of velocities and noise (default: 0)")
@@ -125,6 +129,7 @@ def _md(options: argparse.Namespace) -> None:
         remove_drift=options.remove_drift,
         hydrogen_mass=options.hydrogen_mass,
         inner_steps=options.inner_steps,
+        precision=options.precision,
         seed=options.seed,
         replicas=options.replicas,
         every=options.every,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import BadConfig
 from ..registry import did_you_mean
@@ -67,6 +67,8 @@ class MDOptions:
         hydrogen_mass: amu, of every hydrogen; the atom that it is bonded to becomes lighter by as much. None:
             masses stay.
         inner_steps: with an inner model (`run_md`), steps by its forces in each step; None means 4.
+        precision: of the model's kernels on a GPU, "native" or "mixed" (faster), as for `Evaluator`; an inner model
+            keeps "native".
 
     Raises:
         BadConfig: a value is out of range.
@@ -94,8 +96,11 @@ class MDOptions:
     remove_drift: int | None = None
     hydrogen_mass: float | None = None
     inner_steps: int | None = None
+    precision: Literal["native", "mixed"] = "native"
 
     def __post_init__(self) -> None:
+        if self.precision not in ("native", "mixed"):
+            raise BadConfig(f"precision: must be native or mixed, got {self.precision!r}")
         if self.ensemble not in _ENSEMBLES:
             hint = did_you_mean(self.ensemble.lower(), list(_ENSEMBLES)) or "."
             known = ", ".join(f"{name} ({words})" for name, words in _ENSEMBLES.items())

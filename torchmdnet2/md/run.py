@@ -219,7 +219,7 @@ class Simulation:
         where = self.potential.device
         self.engine = make_engine(
             self.potential, self.system.to(where), self._dynamics(self.atoms.to(where)), options.interval, self.inner,
-            options.count,
+            options.count, options.precision,
         )  # fmt: skip
         self.saved: dict[str, Any] = {}
         if options.restart:
@@ -432,7 +432,7 @@ class Simulation:
         return {
             **self.options.physics(),
             "model": self.identity,
-            "dtype": str(self.potential.dtype),
+            "dtype": str(self.potential.dtype) + (", mixed" if self.options.precision == "mixed" else ""),
             "device": self.potential.device.type,
             "elements": hashlib.sha256(self.system.z.numpy().tobytes()).hexdigest(),
             # that of the state, where it changes
@@ -462,7 +462,8 @@ class Simulation:
             kind += f", {options.of_barostat('pressure'):g} bar ({options.of_barostat('barostat')})"
         many = "" if options.replicas == 1 else f"{options.replicas} replicas, "
         inner = "" if self.inner is None else f" in {options.count} inner steps"
-        return f"{many}{kind}, {options.timestep:g} fs{inner}"
+        mixed = ", mixed precision" if options.precision == "mixed" else ""
+        return f"{many}{kind}, {options.timestep:g} fs{inner}{mixed}"
 
     def _say(self, words: str) -> None:
         if self.console is not None:

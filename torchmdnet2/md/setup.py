@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.stated import cell_of, charge_and_spin
 from ..engine.bound import BoundStep
 from ..errors import BadData
-from ..evaluator import Evaluator
+from ..evaluator import Evaluator, Precision
 from ..neighbors import neighbor_list
 from ..potential.potential import Potential
 from ..system import System
@@ -211,7 +211,7 @@ def fingerprint(potential: Potential) -> str:
 
 def make_engine(
     potential: Potential, system: System, dynamics: VelocityVerlet, interval: int,
-    inner: Potential | Springs | None = None, count: int = 1,
+    inner: Potential | Springs | None = None, count: int = 1, precision: Precision = "native",
 ) -> Engine:  # fmt: skip
     """The fastest engine for a potential and a device.
 
@@ -225,9 +225,13 @@ def make_engine(
         dynamics: the integrator, or that of the inner steps where there are any.
         interval: steps between checks by the host.
         inner: its forces move the atoms in `count` inner steps of each step; None: one time step.
+        precision: of the potential's Evaluator.
+
+    Raises:
+        ValueError: the potential or the device has no kernels of this precision.
     """
     on_gpu = system.device.type == "cuda"
-    step, fused = _bind(potential, system, dynamics.barostat is not None, on_gpu)
+    step, fused = _bind(potential, system, dynamics.barostat is not None, on_gpu, precision)
     launch = None
     try:
         if on_gpu:
@@ -255,13 +259,15 @@ def make_engine(
     return CompiledEngine(step, dynamics)
 
 
-def _bind(potential: Potential, system: System, changes: bool, on_gpu: bool) -> tuple[BoundStep, bool]:
+def _bind(
+    potential: Potential, system: System, changes: bool, on_gpu: bool, precision: Precision = "native"
+) -> tuple[BoundStep, bool]:
     """The bound step of the structure, with stress if its cell changes, and whether it runs on fused kernels without a
     graph."""
     if bool(system.pbc.any()):
         potential = potential.in_cells()
     # a graph cannot be captured within another
-    evaluator = Evaluator(potential, graphs=False)
+    evaluator = Evaluator(potential, precision, graphs=False)
     fused = evaluator.fused
     if on_gpu and not fused:
         evaluator = Evaluator(potential)

@@ -409,7 +409,7 @@ _WORDS = {
     "friction": "the friction",
     "seed": "the seed",
     "replicas": "the number of replicas",
-    "dtype": "the precision (--dtype)",
+    "dtype": "the precision (--dtype, --precision)",
     "device": "the kind of device",
     "cell": "the cell",
     "pbc": "the periodicity (pbc)",
