@@ -2,6 +2,7 @@
 
     python scripts/organic/water.py FOLDER start --side 6 --time 6
     python scripts/organic/water.py FOLDER npt --time 100          # density and O–O distribution beside experiment
+    python scripts/organic/water.py FOLDER curve                   # draws the distribution in FOLDER/npt.json
     python scripts/organic/water.py FOLDER nve --time 100          # drift at constant energy
     python scripts/organic/water.py FOLDER cost                    # a step at constant pressure beside constant energy
     python scripts/organic/water.py FOLDER inner --time 4 [--molecule examples/data/ibuprofen.xyz --replicas 8]
@@ -45,7 +46,7 @@ SETTINGS: dict[str, tuple[str | None, int | None, float, float | None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("what", choices=[*WHAT, "curve"])
     parser.add_argument("--model", default="organic")
     parser.add_argument("--side", type=int, default=6, help="molecules along each side (default: %(default)s)")
     parser.add_argument("--time", type=float, default=4.0, help="ps of each run (default: %(default)s)")
@@ -54,6 +55,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.what == "curve":
+        return draw_curve(options.folder)
     found = {"model": options.model, **WHAT[options.what](options)}
     (options.folder / f"{options.what}.json").write_text(json.dumps(found, indent=1, default=float) + "\n")
     print(json.dumps(found, indent=1, default=float))
@@ -131,6 +134,21 @@ def draw(path: Path, rows: Any, centers: np.ndarray, oxygen: np.ndarray) -> None
     right.legend()
     figure.tight_layout()
     figure.savefig(path)
+
+
+def draw_curve(folder: Path) -> None:
+    """The distribution that "npt" has stored, beside the first peak of experiment."""
+    import matplotlib.pyplot as plt
+
+    found = json.loads((folder / "npt.json").read_text())
+    figure, axis = plt.subplots(figsize=(5.5, 2.8))
+    axis.plot(*found["g(O-O)"], label=f"{found['model']}, {found['molecules']} molecules")
+    axis.plot(*found["first peak, experiment"], "k+", markersize=12, label="experiment, first peak")
+    axis.axhline(1, color="gray", linewidth=0.5)
+    axis.set(xlabel="O–O distance, Å", ylabel="g(r)", xlim=(2, 8))
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(folder / "curve.png", dpi=90)
 
 
 def nve(options: argparse.Namespace) -> dict[str, Any]:
