@@ -374,7 +374,7 @@ def numbers(
 
 
 @triton.jit
-def add_product(y, small, w_high, w_low, x_high, x_low, PREC: tl.constexpr = "split"):
+def add_product(y, small, w_high, w_low, x_high, x_low, PREC: tl.constexpr):
     """The sums y + small/2048 with the next Wᵀ Xᵀ; PREC "fp16": of the high parts only."""
     if PREC == "fp16":
         return tl.dot(w_high, x_high, y), small
@@ -408,7 +408,7 @@ def add_dense(
         y = tl.zeros([KS * BN // 16, 16, 8], tl.float32)
         small = y
     high, low = numbers(a, mean, rows, 0, STRIDE, K, BN, K // KS, KS)
-    return add_product(y, small, w_high, w_low, high, low)
+    return add_product(y, small, w_high, w_low, high, low, "split")
 
 
 @triton.jit
