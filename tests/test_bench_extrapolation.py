@@ -60,7 +60,7 @@ def _weights(path: Path) -> list[torch.Tensor]:
     return list(load(path).state_dict().values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_on_the_cpu(tmp_path):
     folder, output = tmp_path / "data/small", tmp_path / "output"
     folder.mkdir(parents=True)

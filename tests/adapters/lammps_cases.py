@@ -53,7 +53,7 @@ _HOT = ["velocity all create 2500 12 loop geom", "timestep 0.0005", "fix move al
 WIDE = scattered(20, [[18.0, 0, 0], [0, 12.0, 0], [0, 0, 11.0]], True, 8)
 GAS: dict[str, dict[str, Any]] = {
     "gas": {"atoms": WIDE, "commands": _HOT, "steps": 15, "parts": 10},
-    "long": {"atoms": WIDE, "commands": _HOT, "steps": 100, "parts": 6},
+    "long": {"atoms": WIDE, "commands": _HOT, "steps": 100, "parts": 10},
 }
 CONSTANT_PRESSURE: dict[str, dict[str, Any]] = {
     "npt": {

@@ -161,11 +161,11 @@ def test_steps_with_migration_are_those_of_one_process(trajectories):
     compare_trajectories(trajectories[1], trajectories[2], "gas", 1e-9)
 
 
-@pytest.mark.slow
-def test_hundreds_of_steps_are_those_of_one_process(gas_file, tmp_path):
+@pytest.mark.long
+def test_a_thousand_steps_are_those_of_one_process(gas_file, tmp_path):
     """Within what collisions make of rounding."""
     one, two = (run(gas_file, processes, tmp_path, "long") for processes in (1, 2))
-    assert int(two["long/step"]) == 600 and two["long/exchanged"] >= 10
+    assert int(two["long/step"]) == 1000 and two["long/exchanged"] >= 10
     compare_trajectories(one, two, "long", 1e-6)
 
 

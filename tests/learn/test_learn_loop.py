@@ -345,7 +345,7 @@ def test_interrupted_in_several_phases_and_resumed_to_the_same_bits(finished, br
     assert len(expected) > 20 and fingerprints(tmp_path / "parts") == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_shipped_configuration_at_a_smaller_size(tmp_path, monkeypatch):
     """GFN2-xTB labels of ethanol, chosen in dynamics; they are those of the data's own labeller."""
     pytest.importorskip("tblite")
@@ -371,7 +371,7 @@ def test_the_shipped_configuration_at_a_smaller_size(tmp_path, monkeypatch):
     assert load(tmp_path / "learn/round_002/member_0/best.tmn").level_of_theory == "GFN2-xTB"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_in_every_phase_and_resumed_to_the_same_bits(raw_learn, tmp_path):
     check_kills(raw_learn, tmp_path, KILLS)
 

@@ -146,7 +146,7 @@ def test_two_hosts_without_a_common_folder(hosts, raw_config, monkeypatch):
     require_run_of_one_process(hosts, raw_config, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hosts_resume_what_only_one_of_them_has(hosts, raw_config, monkeypatch):
     for epochs in (1, 2):
         setting = ["--set", f"training.max_epochs={epochs}"]

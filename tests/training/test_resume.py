@@ -96,9 +96,9 @@ def test_killed_at_a_few_random_moments(raw_config, tmp_path):
     assert check_kills(raw_config, tmp_path, epochs=12, kills=4, seed=0) >= 2
 
 
-@pytest.mark.slow
-def test_killed_at_ten_random_moments(raw_config, tmp_path):
-    assert check_kills(raw_config, tmp_path, epochs=40, kills=10, seed=1) >= 10
+@pytest.mark.long
+def test_killed_at_twenty_random_moments(raw_config, tmp_path):
+    assert check_kills(raw_config, tmp_path, epochs=80, kills=20, seed=1) >= 20
 
 
 def test_same_seed_same_weights_and_another_seed_others(raw_config, tmp_path):
