@@ -244,13 +244,85 @@ def test_other_files_are_no_torchscript(tmp_path):
         with pytest.raises(BadCheckpoint, match="TorchScript"):
             read_torchscript(tmp_path / name)
     torch.save({"format_version": 2, "model_yaml": "class: AIMNet2", "state_dict": {}}, tmp_path / "d.pt")
-    with pytest.raises(
-        BadCheckpoint, match=r"second format of the package aimnet, which is not supported: import the TorchScript file"
-    ):
+    with pytest.raises(BadCheckpoint, match="a model of the package aimnet: torchmdnet2 import"):
         read_checkpoint(tmp_path / "d.pt")
     other = write(nn.Linear(2, 2), tmp_path / "c.jpt")
     with pytest.raises(BadCheckpoint, match="holds a Linear, not an AIMNet2"):
         import_aimnet2(other)
+
+
+PACKAGE = f"""
+class: aimnet.models.AIMNet2
+kwargs:
+  aev: {{rc_s: 4.0, nshifts_s: {RADIAL}}}
+  nfeature: {RADIAL}
+  d2features: true
+  hidden: [[7, 6], [7, 6], [7, 6, 6]]
+  aim_size: {HIDDEN}
+  outputs:
+    energy_mlp: {{class: aimnet.modules.Output, kwargs: {{key_in: aim, key_out: energy,
+                  mlp: {{activation_fn: torch.nn.GELU, last_linear: true}}}}}}
+    atomic_shift: {{class: aimnet.modules.AtomicShift, kwargs: {{key_in: energy, key_out: energy}}}}
+    atomic_sum: {{class: aimnet.modules.AtomicSum, kwargs: {{key_in: energy, key_out: energy}}}}
+    srcoulomb: {{class: aimnet.modules.SRCoulomb, kwargs: {{key_in: charges, key_out: energy, rc: 3.5}}}}
+"""
+
+
+def package_file(**changes) -> dict:
+    """The first member of the ensemble as the package aimnet writes it: without long-range terms."""
+    torch.manual_seed(1)
+    state = {name.removeprefix("module."): value for name, value in member().state_dict().items()}
+    kept = {k: v for k, v in state.items() if not k.startswith(("outputs.lrcoulomb", "outputs.d3bj"))}
+    d3 = {"s8": 0.4, "a1": 0.5, "a2": 3.0}
+    return {
+        "format_version": 2, "model_yaml": PACKAGE, "cutoff": 4.0, "needs_coulomb": True, "needs_dispersion": True,
+        "d3_params": d3, "coulomb_mode": "sr_embedded", "coulomb_sr_rc": 3.5, "coulomb_sr_envelope": "exp",
+        "implemented_species": [1, 2], "state_dict": kept,
+    } | changes  # fmt: skip
+
+
+def test_a_model_of_the_package_aimnet(ensemble, tmp_path, capsys):
+    """The network of the TorchScript file; Coulomb energy and D3 as the package adds them."""
+    torch.save(package_file(), tmp_path / "a.pt")
+    assert main(["import", str(tmp_path / "a.pt"), str(tmp_path / "a.tmn")]) == 0
+    assert "ends at 15 Å" in capsys.readouterr().out
+    found, expected = load(tmp_path / "a.tmn"), import_aimnet2(ensemble[0], member=0)
+    theirs = expected.state_dict()
+    for name, value in found.state_dict().items():
+        if name.startswith(("representation.", "head.", "priors.0.")):
+            pair = value, theirs[name]
+            if "embedding" in name:  # of the elements that it was trained on
+                pair = value[1:3], theirs[name][1:3]
+            assert torch.equal(*pair), name
+    _, coulomb, d3 = found.config["priors"]
+    assert (coulomb["charges"], coulomb["damping"], coulomb["damping_upper"]) == ("predicted", "exp", 3.5)
+    assert (d3["s8"], d3["a1"], d3["a2"], d3["cutoff"], d3["switch_width"]) == (0.4, 0.5, 3.0, 15.0, 3.0)
+    torch.save(package_file(needs_dispersion=False, supports_charged_systems=False), tmp_path / "b.pt")
+    neutral = import_aimnet2(tmp_path / "b.pt")
+    assert neutral.total_charges == [0] and len(neutral.priors) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format_version": 3}, "format_version is 3, and 2 is known"),
+        ({"has_embedded_d3ts": True}, "it learned the dispersion"),
+        ({"implemented_species": []}, "implemented_species must list"),
+        ({"needs_coulomb": False}, "needs_coulomb is false"),
+        ({"coulomb_mode": "none"}, "contradicts the outputs"),
+        ({"coulomb_sr_rc": 4.0}, "two values of the Coulomb energy's damping"),
+        ({"d3_params": {"s8": 1.0}}, "must have s8, a1 and a2"),
+        ({"state_dict": [1]}, "state_dict must be a dictionary of tensors"),
+        ({"model_yaml": PACKAGE.replace("AIMNet2\n", "AIMNet2NSE\n")}, "the network is 'aimnet.models.AIMNet2NSE'"),
+        ({"model_yaml": PACKAGE.replace("modules.SRCoulomb", "modules.Unknown")}, "has no equivalent here"),
+        ({"model_yaml": PACKAGE + "  num_charge_channels: 2"}, "charges of two spins"),
+        ({"model_yaml": PACKAGE.replace("torch.nn.GELU", "os.system")}, "must have activation_fn: torch.nn.GELU"),
+    ],
+)
+def test_other_models_of_the_package_are_refused(changes, words, tmp_path):
+    torch.save(package_file(**changes), tmp_path / "a.pt")
+    with pytest.raises(BadCheckpoint, match=words):
+        import_aimnet2(tmp_path / "a.pt")
 
 
 def test_views_share_numbers_and_keep_to_them(tmp_path):

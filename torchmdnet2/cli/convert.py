@@ -32,7 +32,7 @@ def add(command: Command) -> None:
     other = command(
         "import", _import, "convert a model of AIMNet2, TorchMD-Net or matgl, or a training YAML of TorchMD-Net"
     )
-    other.add_argument("theirs", help=".jpt, .ckpt, folder of matgl (no code in them is run), or .yaml")
+    other.add_argument("theirs", help=".jpt or .pt, .ckpt, folder of matgl (no code in them is run), or .yaml")
     other.add_argument("ours", help=".tmn or .yaml file to write")
     other.add_argument("--energy-unit", help="unit of its training energies (default: eV)")
     other.add_argument("--elements", help="elements that it was trained on, as in H,C,N,O (default: all supported)")
@@ -83,12 +83,14 @@ def _import(options: argparse.Namespace) -> None:
 
 def _reader(theirs: str) -> Callable[[argparse.Namespace], Potential]:
     """Return the importer for this kind of model."""
+    from ..importers.aimnet2 import is_package_model
     from ..importers.matgl import is_matgl
-    from ..importers.source_files import is_torchscript
+    from ..importers.source_files import is_torchscript, read_tensor_file
 
     if is_matgl(theirs):
         return _matgl
-    return _aimnet2 if is_torchscript(theirs) else _torchmd_net
+    of_aimnet2 = is_torchscript(theirs) or is_package_model(read_tensor_file(theirs))
+    return _aimnet2 if of_aimnet2 else _torchmd_net
 
 
 def _matgl(options: argparse.Namespace) -> Potential:

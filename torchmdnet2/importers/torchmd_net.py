@@ -19,6 +19,7 @@ from ..errors import BadCheckpoint
 from ..potential.potential import Potential
 from ..priors import ZBL, Atomref
 from ..units import factor
+from .aimnet2 import is_package_model
 from .source_files import Layout, prove_layout, read_tensor_file, reorder_rows
 from .training_yaml import ABSENT, ARGUMENTS, COMMON, MODELS, model_config
 
@@ -258,11 +259,8 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, 
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint")
     content = read_tensor_file(path)
-    if isinstance(content, dict) and "model_yaml" in content:
-        raise BadCheckpoint(
-            f"{path}: the file is in the second format of the package aimnet, which is not supported: import the "
-            "TorchScript file (.jpt) of the same model"
-        )
+    if is_package_model(content):
+        raise BadCheckpoint(f"{path}: a model of the package aimnet: torchmdnet2 import or import_aimnet2 converts it")
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         raise BadCheckpoint(f"{path}: not a Lightning checkpoint of TorchMD-Net (no hyper_parameters and state_dict)")
     args, state = content["hyper_parameters"], content["state_dict"]
