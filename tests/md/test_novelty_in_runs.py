@@ -82,7 +82,7 @@ def test_the_command_tells_on_one_line(model, tmp_path, capsys, monkeypatch):
     steps = ["--steps", "5", "--timestep", "0.1"]
     assert main(["md", str(model), "u.xyz", *steps]) == 0
     shown = capsys.readouterr()
-    assert "largest novelty" in shown.out and "above 1 in 2 of 2 frames" in shown.out
+    assert "largest novelty" in shown.out and "above 1 in 2 of 2 checked frames" in shown.out
     assert shown.err.count("is unlike the atoms") in (1, 2) and shown.err.startswith("warning: atom ")
     assert main(["md", str(model), "u.xyz", *steps, "--stop-if-unknown"]) == 1
     assert "torchmdnet2 md: step 0: stopped" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..adapters.model import ModelSource, open_model
+from ..core.stated import cell_of
 from ..errors import BadConfig
 from ..potential.cells import require_cells
 from ..potential.novelty import LARGEST, UnknownStructure, Watch
@@ -145,7 +146,7 @@ def run_md(
     """
     with torch.inference_mode(False):  # also where the caller is in that mode
         opened = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
-        require_cells(coulomb, [atoms.pbc])
+        require_cells(coulomb, [cell_of(atoms)[1]])
         fast: tuple[Potential, ModelSource | None] | str | None = None
         if inner is not None:
             fast = SPRINGS if inner == SPRINGS else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
