@@ -30,7 +30,7 @@ from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.evaluator import Evaluator
 from torchmdnet2.streams import batches, run
-from torchmdnet2.streams.pipeline import Journal, helpers_pool, in_order
+from torchmdnet2.streams.pipeline import Journal, devices_pool, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
 from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _bonds_changed
 from torchmdnet2.streams.run import _Source
@@ -547,3 +547,27 @@ def test_the_last_ones_take_smaller_batches(small, monkeypatch):
             assert shapes == {64, 16}
     for one, two in zip(*found, strict=True):
         assert one.structures[0].info["energy"] == pytest.approx(two.structures[0].info["energy"], abs=2e-4)
+
+
+def test_two_runs_of_a_process_keep_their_models(small):
+    """Each in a thread: one computes while the other begins."""
+    with (
+        devices_pool(lambda _: "first {}".format, ["cpu"]) as one,
+        devices_pool(lambda _: "second {}".format, ["cpu"]) as two,
+    ):
+        assert [one.submit(1).result(), two.submit(2).result()] == ["first 1", "second 2"]
+
+
+def test_what_sets_up_a_device_says_why_it_fails():
+    def fails(device):
+        raise BadConfig(f"{device} is taken")
+
+    with pytest.raises(BadConfig, match="cpu is taken"), devices_pool(fails, ["cpu"]) as pool:
+        pool.submit(1).result()
+
+
+def test_scores_state_the_charge_that_charges_of_atoms_state(small):
+    atoms = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
+    atoms.set_initial_charges([-1, 0])
+    found = torchmdnet2.score(small, [atoms])[0].structures[0]
+    assert found.info["charge"] == -1

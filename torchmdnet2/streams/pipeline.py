@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -178,20 +178,19 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 @contextmanager
 def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     """Yield the pool of this host's devices."""
-    executor: Executor
-    begun: Callable[[], bool] | None = None
     if len(devices) == 1:
-        executor = ThreadPoolExecutor(1, initializer=_begin, initargs=(setup, devices[0]))
-    elif multiprocessing.current_process().daemon:
+        with ThreadPoolExecutor(1) as thread:
+            work = thread.submit(setup, devices[0])  # kept here: other runs of this process have threads too
+            yield Pool(lambda block: thread.submit(lambda: work.result()(block)), lambda: 1)
+        return
+    if multiprocessing.current_process().daemon:
         raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
-    else:
-        context = multiprocessing.get_context("spawn")
-        queue = context.SimpleQueue()
-        for device in devices:
-            queue.put(device)
-        begun = queue.empty
-        executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
-    with executor, _in_words(begun):
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    for device in devices:
+        queue.put(device)
+    executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
+    with executor, _in_words(queue.empty):
         yield Pool(lambda block: executor.submit(_run, block), lambda: len(devices))
 
 

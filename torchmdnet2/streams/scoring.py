@@ -83,7 +83,11 @@ class Block(Results):
                     continue
                 states.append(state)
                 owners.append(k)
-                infos.append({name: value for name, value in atoms.info.items() if np.ndim(value) == 0})
+                stated = {
+                    name: value for name, value in zip(("charge", "spin"), state[2:], strict=True) if value is not None
+                }
+                # also where the charge of each atom states it, which is not written
+                infos.append(stated | {name: value for name, value in atoms.info.items() if np.ndim(value) == 0})
                 kept.append(atoms)
         sizes, size = [len(atoms) for atoms in kept], len(kept)
         cells, periodic, totals, spins = zip(*states, strict=True) if states else ((),) * 4
