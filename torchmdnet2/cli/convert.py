@@ -89,7 +89,7 @@ def _reader(theirs: str) -> Callable[[argparse.Namespace], Potential]:
 
     if is_matgl(theirs):
         return _matgl
-    of_aimnet2 = is_torchscript(theirs) or is_package_model(read_tensor_file(theirs))
+    of_aimnet2 = is_torchscript(theirs) or (theirs.endswith(".pt") and is_package_model(read_tensor_file(theirs)))
     return _aimnet2 if of_aimnet2 else _torchmd_net
 
 
