@@ -122,7 +122,7 @@ class Room:
         on_gpu = potential.device.type != "cpu"
         self.device = potential.device
         self.atoms = max(atoms or (16384 if on_gpu else 768), largest + 1)
-        self.structures = max(2, self.atoms // 12)
+        self.structures = _most_structures(self.atoms)
         self._filler = _filler(potential) if (on_gpu if padded is None else padded) else None
 
     @property
@@ -136,7 +136,7 @@ class Room:
         if self._filler is None or self.atoms < 4 * _FULL:
             return None
         quarter = copy(self)
-        quarter.atoms, quarter.structures = self.atoms // 4, max(2, self.atoms // 48)
+        quarter.atoms, quarter.structures = self.atoms // 4, _most_structures(self.atoms // 4)
         return quarter
 
     def smallest(self, atoms: int, structures: int) -> Room:
@@ -165,6 +165,11 @@ class Room:
             pbc=torch.zeros(slots, 3, dtype=torch.bool, device=device),
         )
         return System.concatenate([system, rest])
+
+
+def _most_structures(atoms: int) -> int:
+    """Return the number of structures in a batch of so many atoms."""
+    return max(2, atoms // 12)
 
 
 def _filler(potential: Potential) -> int | None:

@@ -195,16 +195,16 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
 
 
 @contextmanager
-def _in_words(begun: Callable[[], bool] | None) -> Iterator[None]:
+def _in_words(begun: Callable[[], bool]) -> Iterator[None]:
     """Turn the end of a process into an error with the reason and the remedy.
 
     Args:
-        begun: function that returns whether a process has started to work; None if they have.
+        begun: function that returns whether a process has started to work.
     """
     try:
         yield
     except BrokenProcessPool:
-        if begun is not None and not begun():
+        if not begun():
             raise RuntimeError(
                 "the processes could not start. Each of them imports the running script: put its "
                 "work under `if __name__ == '__main__':`"
