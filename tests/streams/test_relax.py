@@ -558,6 +558,12 @@ def test_two_runs_of_a_process_keep_their_models(small):
         assert [one.submit(1).result(), two.submit(2).result()] == ["first 1", "second 2"]
 
 
+@pytest.mark.parametrize("verb", [torchmdnet2.score, torchmdnet2.relax])
+def test_what_is_no_structure_is_a_type_error(small, verb):
+    with pytest.raises(TypeError, match=r"a file or ase\.Atoms, got str"):
+        verb(small, ["H2O"])
+
+
 def test_what_sets_up_a_device_says_why_it_fails():
     def fails(device):
         raise BadConfig(f"{device} is taken")
@@ -571,3 +577,28 @@ def test_scores_state_the_charge_that_charges_of_atoms_state(small):
     atoms.set_initial_charges([-1, 0])
     found = torchmdnet2.score(small, [atoms])[0].structures[0]
     assert found.info["charge"] == -1
+
+
+def test_a_run_in_memory_continues_only_with_the_same_structures(tmp_path, monkeypatch):
+    """After a kill: other structures, or another potential, do not continue the file."""
+    starts, potential = rattled(), tiny_potential(noise=0.02)
+
+    def run_with(structures, model):
+        torchmdnet2.score(model, structures, tmp_path / "out.csv", block=2)
+
+    commit, calls = Journal.commit, []
+
+    def killed(self, *arguments):
+        commit(self, *arguments)
+        calls.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_with(starts, potential)
+    monkeypatch.setattr(Journal, "commit", commit)
+    for other in ((rattled(size=0.1), potential), (starts, tiny_potential(noise=0.03))):
+        with pytest.raises(BadConfig, match=r"belongs to an interrupted run with another (input|model)"):
+            run_with(*other)
+    run_with(starts, potential)
+    assert calls and len((tmp_path / "out.csv").read_text().splitlines()) == len(starts) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from ..data.hdf5_file import load_h5py
 from ..ensemble import model_files
 from ..errors import BadConfig, BadData
 from ..kernels.notice import usable_cores
+from ..md.setup import fingerprint
 from ..potential.potential import Potential
 from .batches import BatchOptions
 from .conformers import Preparation, Ranking, require_rdkit
@@ -204,8 +206,16 @@ def score(
 
 
 def _several(structures: Any) -> Any:
-    """Return the structures as a sequence, since a single `Atoms` would be iterated over its atoms."""
-    return [structures] if hasattr(structures, "get_positions") else structures
+    """Return a path, or the structures as a list; a single `Atoms` would be iterated over its atoms."""
+    if hasattr(structures, "get_positions"):
+        return [structures]
+    if isinstance(structures, str | os.PathLike):
+        return structures
+    found = list(structures)
+    for atoms in found:
+        if not hasattr(atoms, "get_positions"):
+            raise TypeError(f"structures must be a file or ase.Atoms, got {type(atoms).__name__}")
+    return found
 
 
 def _members(model: Model) -> list[str | Potential]:
@@ -317,7 +327,16 @@ def _identity(thing: Any) -> Any:
     if isinstance(thing, str | os.PathLike) and Path(thing).is_file():
         facts = Path(thing).stat()
         return [str(Path(thing).resolve()), facts.st_size, facts.st_mtime_ns]
-    return str(thing) if isinstance(thing, str | os.PathLike) else "in memory"
+    if isinstance(thing, str | os.PathLike):
+        return str(thing)
+    if isinstance(thing, Potential):
+        return ["in memory", fingerprint(thing)]
+    digest = hashlib.sha256()
+    for atoms in thing:
+        for value in (atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc):
+            digest.update(value.tobytes())
+        digest.update(repr([atoms.info.get(name) for name in ("charge", "spin")]).encode())
+    return ["in memory", digest.hexdigest()]
 
 
 class _Source:
