@@ -57,9 +57,8 @@ def export_mliap(
     allowed = potential.allow_untrained_charge
     model = MliapModel(to_bytes(potential), tuple(elements), float(charge), units, host, allowed)
     file = io.BytesIO()
-    torch.save(
-        model, file, pickle_protocol=4
-    )  # stores bytes directly, so that the pickle names no object but the class
+    # this protocol stores bytes directly, so that the pickle names no object but the class
+    torch.save(model, file, pickle_protocol=4)
     atomic_write(path, file.getvalue(), keep=keep)
 
 
