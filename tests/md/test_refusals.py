@@ -235,13 +235,19 @@ def test_atoms_that_a_model_without_repulsion_may_attract(tmp_path):
             warnings.simplefilter("error")
             assert not check_overlaps(System.from_ase(atoms), [hard, delta])
             assert not check_overlaps(System.from_ase(atoms))
-    for name in ("N2", "H2", "CO", "HCN", "C2H2"):  # the shortest bonds
-        assert not check_overlaps(System.from_ase(molecule(name)), [soft])
+    bonds = [("V2", 1.77), ("Cr2", 1.68), ("Mo2", 1.94), ("UO", 1.76), ("BaO", 1.94)]
+    metals = [Atoms(name, [[0, 0, 0], [0, 0, length]]) for name, length in bonds]
+    for atoms in [*map(molecule, ("N2", "H2", "CO", "HCN", "C2H2")), *metals]:  # the shortest bonds
+        assert not check_overlaps(System.from_ase(atoms), [soft])
+    with pytest.warns(StructureWarning, match=r"\(organic\)"):
+        assert check_overlaps(System.from_ase(oxygens), [tiny_potential(elements=[1, 6, 8])])
+    with pytest.warns(StructureWarning, match=r"take a model that has one \(zbl or pair_potential\)"):
+        assert check_overlaps(
+            System.from_ase(Atoms("Cr2", [[0, 0, 0], [0, 0, 1.5]])), [tiny_potential(elements=[8, 13])]
+        )
     with pytest.warns(StructureWarning, match="no repulsive prior") as told:
         run_md(soft, hydrogens, options(tmp_path, 2, every=1, timestep=0.05))
     assert len([each for each in told if "repulsive" in str(each.message)]) == 1
-    with pytest.warns(StructureWarning, match=r"of structure 1 .* no repulsive prior"):
-        torchmdnet2.relax(soft, [molecule("H2O"), hydrogens], steps=1)
     assert not any(prior.repels for prior in torchmdnet2.load("aimnet2").priors)
     assert any(prior.repels for prior in torchmdnet2.load("organic-small").priors)
 

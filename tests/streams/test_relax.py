@@ -260,6 +260,29 @@ def test_failures_are_shown_and_a_run_of_failures_alone_is_an_error(tmp_path, ca
     assert "1 with failures" in shown and "failures are in out2.failed.txt; the first: record 0: " in shown
 
 
+@pytest.mark.parametrize("verb", [torchmdnet2.relax, torchmdnet2.score])
+def test_atoms_nearer_than_a_bond_are_counted_over_the_stream(tmp_path, verb):
+    """One warning at its end, from all blocks; structures that fail do not count, nor if models repel."""
+    starts, options = rattled(["H2O"] * 9), {"steps": 1} if verb is torchmdnet2.relax else {}
+    for k in (2, 5, 8):
+        starts[k] = Atoms("H2", [[0, 0, 0], [0, 0, 0.49]])
+    starts[8].info["charge"] = 0.5
+    soft, hard = tmp_path / "soft.tmn", tmp_path / "hard.tmn"
+    save(tiny_potential(), soft)
+    save(tiny_potential(priors=[{"name": "zbl"}]), hard)
+    write(tmp_path / "in.xyz", starts, format="extxyz")
+    for given, output in ((starts, None), (tmp_path / "in.xyz", tmp_path / "out.xyz")):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            verb(soft, given, output, block=2, **options)
+            verb(hard, given, output, block=2, **options)
+        (words,) = [str(one.message) for one in told if "nearer" in str(one.message)]
+        assert words.startswith(
+            "2 structures have atoms nearer than any bond, first record 2: atom 0 (H) and atom 1 (H)"
+        )
+        assert "no repulsive prior" in words
+
+
 @pytest.mark.parametrize("suffix", [".xyz", ".csv"])
 def test_scores_are_those_of_the_potential(small, tmp_path, suffix):
     good = _xyz(tmp_path / "in.xyz")

@@ -18,6 +18,7 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..checkpoint import read_header
 from ..errors import StructureWarning
 from ..neighbors import neighbor_list
 from ..potential.potential import SYMBOLS, Potential
@@ -27,15 +28,13 @@ from .integrators import BAR, AtomConstants, State, volume_of
 from .output import TableRow
 
 __all__ = [
-    "BONDED", "DEVIATION", "Bonds", "Guard", "Limits", "NonFiniteState", "Unphysical", "check_overlaps",
-    "closest_pair",
+    "BONDED", "DEVIATION", "Bonds", "Guard", "Limits", "NonFiniteState", "Unphysical", "check_overlaps", "close_atoms",
+    "closest_pair", "remedy_of_close_atoms",
 ]  # fmt: skip
 
 
 OVERLAP = 0.5
 """Atoms closer than this part of the sum of their covalent radii overlap; the shortest bonds are near 1."""
-
-_CLOSE, _CLOSE_HYDROGENS = 0.7, 0.8  # no bond is as short: N₂ has 0.77, H₂ 1.19
 
 _DENSE = 300_000  # number of pairs up to which computing all distances is faster than a neighbor search
 
@@ -187,14 +186,18 @@ class Guard:
         return words
 
 
-def closest_pair(system: System) -> tuple[float, int, int, float] | None:
-    """The pair that overlaps most: (distance over sum of covalent radii, atom, atom, distance in Å).
+class _Pairs(NamedTuple):
+    """Pairs, [P] each: distance over the sum of the covalent radii, both atoms, distance in Å."""
 
-    None when no pair, periodic images included, is within the sum of its radii.
-    """
+    ratio: Tensor
+    i: Tensor
+    j: Tensor
+    distance: Tensor
+
+
+def _pairs(system: System) -> _Pairs:
+    """All pairs, periodic images included, within the sum of their covalent radii, both (i, j) and (j, i)."""
     radii = torch.as_tensor(covalent_radii, dtype=torch.float64, device=system.device)[system.z]
-    if not radii.numel():
-        return None
     num, n = system.num_systems, system.num_atoms // system.num_systems
     every = torch.arange(num, device=system.device).repeat_interleave(n)
     if num * n * n <= _DENSE and not bool(system.pbc.any()) and torch.equal(system.batch, every):
@@ -202,19 +205,68 @@ def closest_pair(system: System) -> tuple[float, int, int, float] | None:
         distance = torch.cdist(pos, pos, compute_mode="donot_use_mm_for_euclid_dist")
         ratio = distance / (radii[:, :, None] + radii[:, None])
         ratio.diagonal(dim1=1, dim2=2).fill_(math.inf)
-        ratio, distance = ratio.flatten(), distance.flatten()
-        k = int(ratio.argmin())
-        i, j = k // n, k // (n * n) * n + k % n
-    else:
-        edges = neighbor_list(system, float(2 * radii.max()))
-        if not edges.num_edges:
-            return None
-        distance = edges.distances(system).detach()
-        receiver, sender = edges.edge_index
-        ratio = distance / (radii[receiver] + radii[sender])
-        k = int(ratio.argmin())
-        i, j = int(receiver[k]), int(sender[k])
-    return (float(ratio[k]), i, j, float(distance[k])) if ratio[k] < 1 else None
+        b, i, j = (ratio < 1).nonzero(as_tuple=True)
+        return _Pairs(ratio[b, i, j], b * n + i, b * n + j, distance[b, i, j])
+    edges = neighbor_list(system, 2 * float(radii.max()))
+    distance = edges.distances(system).detach()
+    i, j = edges.edge_index
+    ratio = distance / (radii[i] + radii[j])
+    near = ratio < 1
+    return _Pairs(ratio[near], i[near], j[near], distance[near])
+
+
+def closest_pair(system: System) -> tuple[float, int, int, float] | None:
+    """The pair that overlaps most: (distance over sum of covalent radii, atom, atom, distance in Å).
+
+    None when no pair, periodic images included, is within the sum of its radii.
+    """
+    found = _pairs(system) if system.num_atoms else None
+    if found is None or not len(found.ratio):
+        return None
+    k = int(found.ratio.argmin())
+    return float(found.ratio[k]), int(found.i[k]), int(found.j[k]), float(found.distance[k])
+
+
+def close_atoms(system: System, kind: str = "") -> list[str]:
+    """Words about the pair of each structure that is nearer than any bond of such elements; "" if there is none.
+
+    Args:
+        system: B structures.
+        kind: what messages call one of several structures; "" if they do not name it.
+
+    Raises:
+        Unphysical: two atoms of a structure overlap; names them.
+    """
+    words = [""] * system.num_systems
+    if not system.num_atoms:
+        return words
+    found = _pairs(system)
+    limits = _CLOSE.to(system.device)[system.z]
+    near = found.ratio < torch.minimum(limits[found.i], limits[found.j])
+    for k in sorted(near.nonzero()[:, 0].tolist(), key=found.ratio.tolist().__getitem__):
+        i, j, ratio, distance = int(found.i[k]), int(found.j[k]), float(found.ratio[k]), float(found.distance[k])
+        image = " (its periodic image: the cell is too small)" if i == j else ""
+        pair = f"{_name(system, i, kind)} and {_name(system, j, kind)}{image} are {distance:.3f} Å apart"
+        if ratio < OVERLAP:
+            raise Unphysical(f"{pair}: they overlap")
+        b = int(system.batch[i])
+        words[b] = words[b] or f"{pair}, {ratio:.2f} times the sum of their covalent radii"
+    return words
+
+
+def remedy_of_close_atoms(potentials: Iterable[Potential]) -> str:
+    """What to do where `close_atoms` finds a pair; "" if all potentials have a repulsive prior.
+
+    `aimnet2` has none: it attracts O…O below 0.65 and H…H below 0.79 of the sum of the covalent radii.
+    """
+    soft = [p for p in potentials if not any(prior.repels for prior in p.priors)]
+    if not soft:
+        return ""
+    known = {z for p in soft for z in p.elements} <= set(read_header("organic")["config"]["elements"])
+    return (
+        "this model has no repulsive prior, and may attract such atoms; move them apart, or take a model that has one "
+        f"({'organic' if known else 'zbl or pair_potential'})"
+    )
 
 
 def check_overlaps(system: System, potentials: Iterable[Potential] = (), kind: str = "replica") -> bool:
@@ -222,8 +274,7 @@ def check_overlaps(system: System, potentials: Iterable[Potential] = (), kind: s
 
     Args:
         system: B structures.
-        potentials: that compute it. Where one of them has no repulsive prior, a pair nearer than any bond is warned
-            of: `aimnet2` attracts O…O below 0.65 and H…H below 0.79 of the sum of the covalent radii.
+        potentials: that compute it. Where one of them has no repulsive prior, a pair nearer than any bond is warned of.
         kind: what messages call one of several structures.
 
     Returns:
@@ -232,33 +283,18 @@ def check_overlaps(system: System, potentials: Iterable[Potential] = (), kind: s
     Raises:
         Unphysical: names the pair.
     """
-    pair = closest_pair(system)
-    if pair is None:
-        return False
-    ratio, i, j, distance = pair
-    image = " (its periodic image: the cell is too small)" if i == j else ""
-    words = f"{_name(system, i, kind)} and {_name(system, j, kind)}{image} are {distance:.3f} Å apart"
-    if ratio < OVERLAP:
-        raise Unphysical(f"{words}: they overlap")
-    nearest = _CLOSE_HYDROGENS if bool((system.z[[i, j]] == 1).all()) else _CLOSE
-    if ratio >= nearest or all(any(prior.repels for prior in p.priors) for p in potentials):
-        return False
-    warnings.warn(
-        f"{words}, {ratio:.2f} times the sum of their covalent radii: this model has no repulsive prior, and may "
-        "attract such atoms; move them apart, or take a model that has one (organic)",
-        StructureWarning,
-        stacklevel=3,
-    )
-    return True
+    words = next(filter(None, close_atoms(system, kind)), "")
+    remedy = remedy_of_close_atoms(potentials) if words else ""
+    if remedy:
+        warnings.warn(f"{words}: {remedy}", StructureWarning, stacklevel=3)
+    return bool(remedy)
 
 
 def _name(system: System, atom: int, kind: str = "replica") -> str:
-    """ "atom 4 (H)", and of several structures which one."""
-    symbol, replica = SYMBOLS[int(system.z[atom])], int(system.batch[atom])
-    if system.num_systems == 1:
-        return f"atom {atom} ({symbol})"
-    first = int((system.batch < replica).sum())
-    return f"atom {atom - first} ({symbol}) of {kind} {replica}"
+    """ "atom 4 (H)", and of several structures which one, unless they have no `kind`."""
+    replica = int(system.batch[atom])
+    name = f"atom {atom - int((system.batch < replica).sum())} ({SYMBOLS[int(system.z[atom])]})"
+    return f"{name} of {kind} {replica}" if kind and system.num_systems > 1 else name
 
 
 # --- Bonds of a structure, and whether dynamics has changed them ---
@@ -280,6 +316,12 @@ DEVIATION = 0.5
 
 NONMETALS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 52, 53)
 """Elements whose bonds are checked. Metal atoms change their neighbors in normal dynamics."""
+
+_CLOSE = torch.full((len(covalent_radii),), 0.55, dtype=torch.float64)
+"""Part of the sum of the covalent radii below which there is no bond, the least of both elements. V₂ has 0.58, Cr₂
+0.60, U=O 0.67; among nonmetals N₂ has 0.77, H₂ 1.19."""
+_CLOSE[list(NONMETALS)] = 0.7
+_CLOSE[1] = 0.8
 
 _DENSE_BONDS = 20_000  # pairs up to which computing all distances is faster than a neighbor search
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..ensemble import Ensemble, EnsembleResult
 from ..evaluator import Evaluator
-from ..md.guard import Unphysical, check_overlaps
+from ..md.guard import Unphysical, close_atoms
 from ..md.setup import refuse_start
 from ..potential.novelty import common_scores, largest, rated
 from ..potential.potential import Potential
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = [
-    "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "novelty_of", "opened", "parts",
-    "reason", "refusals",
+    "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "in_parts", "novelty_of", "opened",
+    "parts", "reason", "refusals",
 ]  # fmt: skip
 
 _APART = 50.0  # Å between isolated atoms
@@ -66,6 +66,13 @@ def refusals(
         check(part)
         return [None] * len(part)
 
+    return in_parts(run, items, most)
+
+
+def in_parts(
+    run: Callable[[Sequence[_Item]], list[_Found]], items: Sequence[_Item], most: int = _TOGETHER
+) -> list[_Found | Exception]:
+    """As `each`, with at most so many items together."""
     return [found for first in range(0, len(items), most) for found in each(run, items[first : first + most])]
 
 
@@ -232,10 +239,12 @@ class Task:
         system: the same structure, float64 on the CPU.
         found: the result, with properties in `info`.
         error: the reason why there is no result.
+        near: words about atoms of the start that are nearer than any bond, else "".
     """
 
     start: Atoms
     system: System
+    near: str
     found: Atoms | None = None
     error: str = ""
 
@@ -298,20 +307,20 @@ class TaskWorker(Worker[_Options]):
         starts = [(outcome, atoms) for outcome in outcomes for atoms in outcome.record.starts]
         found = opened([atoms for _, atoms in starts], System.from_ase)
 
-        def check(part: Sequence[System]) -> None:
+        def check(part: Sequence[System]) -> list[str]:
             joined = System.concatenate(part).to(self.potential.device)
             self.check(joined)
-            check_overlaps(joined, self.members, "structure")
+            return close_atoms(joined)
 
-        refused = iter(refusals([system for system in found if isinstance(system, System)], check))
+        checked = in_parts(check, [system for system in found if isinstance(system, System)])
+        rest = iter(checked)
         for (outcome, atoms), system in zip(starts, found, strict=True):
             outcome.record.starts = []
-            if isinstance(system, System):
-                system = next(refused) or system
-            if isinstance(system, Exception):
-                outcome.errors.append(reason(system))
-            else:
-                tasks.append((outcome, Task(atoms, system)))
+            near = system if isinstance(system, Exception) else next(rest)
+            if isinstance(near, Exception):
+                outcome.errors.append(reason(near))
+            elif isinstance(system, System):
+                tasks.append((outcome, Task(atoms, system, near)))
         if tasks:
             self.compute([task for _, task in tasks])
         structures = [task.found for _, task in tasks if task.found is not None]
@@ -321,6 +330,7 @@ class TaskWorker(Worker[_Options]):
         for outcome, task in tasks:
             if task.found is not None:
                 outcome.structures.append(task.found)
+                outcome.near += [task.near] * bool(task.near)
             else:
                 outcome.errors.append(task.error)
         return outcomes

@@ -97,11 +97,13 @@ class Outcome:
         record: the record, without its starts.
         structures: the resulting structures, with properties in `info`; empty if all failed.
         errors: a line for each structure that failed.
+        near: words about each structure with a result that began with atoms nearer than any bond.
     """
 
     record: Record
     structures: list[Atoms] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    near: list[str] = field(default_factory=list)
 
 
 class Results(ABC):
@@ -118,6 +120,10 @@ class Results(ABC):
     @abstractmethod
     def count(self) -> tuple[int, int, int]:
         """Return the numbers of records, of structures with a result, and of structures that did not converge."""
+
+    @abstractmethod
+    def near(self) -> list[str]:
+        """Return a line for each structure with a result that began with atoms nearer than any bond."""
 
     @abstractmethod
     def text(self, suffix: str) -> str:
@@ -144,6 +150,9 @@ class Outcomes(Results):
         structures = [atoms for outcome in self._outcomes for atoms in outcome.structures]
         unconverged = sum(not atoms.info.get("converged", True) for atoms in structures)
         return len(self._outcomes), len(structures), unconverged
+
+    def near(self) -> list[str]:
+        return [f"{outcome.record}: {words}" for outcome in self._outcomes for words in outcome.near]
 
     def text(self, suffix: str) -> str:
         return "".join(map(WRITERS[suffix], self._outcomes))

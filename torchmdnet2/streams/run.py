@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -21,8 +22,9 @@ from ..adapters.model import open_model
 from ..core.devices import device_of
 from ..data.hdf5_file import load_h5py
 from ..ensemble import model_files
-from ..errors import BadConfig, BadData
+from ..errors import BadConfig, BadData, StructureWarning
 from ..kernels.notice import usable_cores
+from ..md.guard import remedy_of_close_atoms
 from ..md.setup import fingerprint
 from ..potential.potential import Potential
 from .batches import BatchOptions
@@ -126,7 +128,8 @@ def relax(
     structures = _several(structures)
     source = _Source(structures, conformers, seed)
     members = _members(model)
-    opening = _checked(members, Opening(dtype, allow_untrained_charge, coulomb, level))
+    opening = Opening(dtype, allow_untrained_charge, coulomb, level)
+    remedy = _checked(members, opening)
     if cell and len(members) > 1:
         raise BadConfig("cell: cells are relaxed with one model, not with several")
     if cell and conformers is not None:
@@ -142,7 +145,7 @@ def relax(
     stages = _Stages(source.preparation, partial(_relaxing, worker))
     wanted = repr((options, conformers, seed, cell, opening))
     job = {"model": [_identity(member) for member in members], "input": _identity(structures), "options": wanted}
-    return _stream(source, stages, names, block, output, job, console, report, dask)
+    return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
 
 
 def score(
@@ -193,7 +196,8 @@ def score(
     structures = _several(structures)
     source = _Source(structures, None, seed)
     options, members = BatchOptions(novelty), _members(model)
-    opening = _checked(members, Opening(dtype, allow_untrained_charge, coulomb, level))
+    opening = Opening(dtype, allow_untrained_charge, coulomb, level)
+    remedy = _checked(members, opening)
     job = {
         "model": [_identity(member) for member in members],
         "input": _identity(structures),
@@ -202,7 +206,7 @@ def score(
     worker = partial(_worker, Scorer, members, options, opening)
     stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
     names = _devices(devices, model, dask)
-    return _stream(source, stages, names, block or 1024, output, job, console, report, dask)
+    return _stream(source, stages, names, block or 1024, output, job, console, report, dask, remedy)
 
 
 def _several(structures: Any) -> Any:
@@ -237,11 +241,13 @@ class Opening(NamedTuple):
         return open_model(model, device, *self)[0]
 
 
-def _checked(models: Sequence[str | Potential], opening: Opening) -> Opening:
-    """Open the models before files are written and processes are started, so that errors come at once."""
-    for model in models:
-        opening(model)
-    return opening
+def _checked(models: Sequence[str | Potential], opening: Opening) -> str:
+    """Open the models before files are written and processes are started, so that errors come at once.
+
+    Returns:
+        The remedy where atoms are nearer than any bond; "" if the models repel them.
+    """
+    return remedy_of_close_atoms([opening(model) for model in models])
 
 
 def _worker(
@@ -406,6 +412,7 @@ class _Written:
         records, structures, failed, unconverged: numbers of these.
         results, failures: text for the files.
         rows: text for the table of the report.
+        near: lines about structures with atoms nearer than any bond.
     """
 
     records: int
@@ -415,6 +422,7 @@ class _Written:
     results: str
     failures: str
     rows: list[str]
+    near: list[str]
 
 
 def _write(suffix: str, report: bool, found: Results) -> _Written:
@@ -423,6 +431,7 @@ def _write(suffix: str, report: bool, found: Results) -> _Written:
     return _Written(
         records, structures, len(failures), unconverged, found.text(suffix),
         "".join(_failures(record, errors) for record, errors in failures), found.rows() if report else [],
+        found.near(),
     )  # fmt: skip
 
 
@@ -436,15 +445,20 @@ def _stream(
     console: Console | None,
     report: bool,
     dask: str | Client | None,
+    remedy: str,
 ) -> list[Outcome]:
     """Compute all records, into the output or, without one, into a list."""
+    summary = Summary()
     on_gpu = dask is None and devices[0] != "cpu"  # on CPUs, the process that computes a block prepares it too
     helpers = max(2, min(_HELPERS, usable_cores() - len(devices))) if on_gpu and source.takes_long else 0
     if output is None:
         if report:
             raise BadConfig("report: the report is written beside the output, but no output is given")
         found = _through(source.blocks(0, block), stages, devices, helpers, source.embeds, dask)
-        return [outcome for outcomes in found for outcome in outcomes]
+        outcomes = [outcome for block in found for outcome in block]
+        summary.take(Outcomes(outcomes).near())
+        summary.warn(remedy)
+        return outcomes
     path = Path(output)
     require_writable(str(path), source.has_bonds)
     stages = replace(stages, finish=partial(_write, path.suffix.lower(), report))
@@ -455,7 +469,7 @@ def _stream(
     if report:
         require_plots()
     journal = Journal(path, [results, failed, *([rows] if report else [])], {**job, "report": report})
-    finished, first, summary = False, journal.done, Summary()
+    finished, first = False, journal.done
     if first and console is not None:
         console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
     status = console.status("") if console is not None else nullcontext()
@@ -493,6 +507,7 @@ def _stream(
         if reason:
             lines.append(f"failures are in {failed}; the first: {reason}")
         console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    summary.warn(remedy)
     return []
 
 
@@ -517,7 +532,8 @@ class Summary:
     """Counts of a run, and its rate."""
 
     def __init__(self) -> None:
-        self.records = self.structures = self.failed = self.unconverged = 0
+        self.records = self.structures = self.failed = self.unconverged = self.near = 0
+        self._first_near = ""
         self._began = self._last = time.monotonic()
 
     def add(self, written: _Written) -> float:
@@ -525,7 +541,20 @@ class Summary:
         before, self._last = self._last, time.monotonic()
         for name in ("records", "structures", "failed", "unconverged"):
             setattr(self, name, getattr(self, name) + getattr(written, name))
+        self.take(written.near)
         return (self._last - before) / max(1, written.structures)
+
+    def take(self, near: Sequence[str]) -> None:
+        """Count structures with atoms nearer than any bond, and keep the first."""
+        self.near += len(near)
+        self._first_near = self._first_near or next(iter(near), "")
+
+    def warn(self, remedy: str) -> None:
+        """Warn of these structures, once, unless the models repel such atoms."""
+        if self.near and remedy:
+            have = "1 structure has" if self.near == 1 else f"{self.near} structures have"
+            words = f"{have} atoms nearer than any bond, first {self._first_near}: {remedy}"
+            warnings.warn(words, StructureWarning, stacklevel=4)
 
     def words(self, fraction: float, before: int) -> str:
         """Return a line with counts, the rate and the time left.

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from ..core.stated import cell_of, charge_and_spin
 from ..ensemble import EnsembleResult
-from ..md.guard import check_overlaps
+from ..md.guard import close_atoms
 from ..potential.potential import Result
 from ..system import System
-from .batches import BatchOptions, Worker, novelty_of, opened, parts, reason, refusals
+from .batches import BatchOptions, Worker, in_parts, novelty_of, opened, parts, reason, refusals
 from .records import WRITERS, Outcome, Record, Results, csv_row
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Block(Results):
         forces: [N, 3] eV/Å; charges: [N] e, None if the model has none.
         done: [B] True for structures with a result.
         flaws: [B] the reason why no potential can evaluate a structure, such as atoms that overlap; else "".
+        close: [B] words about atoms of a structure that are nearer than any bond; else "".
     """
 
     records: list[Record]
@@ -69,6 +70,7 @@ class Block(Results):
     charges: NDArray | None
     done: NDArray
     flaws: list[str]
+    close: list[str]
 
     @classmethod
     def of(cls, records: list[Record]) -> Block:
@@ -100,10 +102,11 @@ class Block(Results):
             charge=np.array([total or 0 for total in totals], np.float64),
             spin=np.array([spin or 0 for spin in spins], np.int64),
             found={}, forces=np.zeros((sum(sizes), 3)), charges=None, done=np.zeros(size, bool),
-            flaws=[],
+            flaws=[], close=[],
         )  # fmt: skip
-        found = refusals(range(size), lambda part: check_overlaps(block.system(part).validate()))
-        block.flaws = ["" if error is None else reason(error) for error in found]
+        found = in_parts(lambda part: close_atoms(block.system(part).validate()), range(size))
+        block.flaws = [reason(words) if isinstance(words, Exception) else "" for words in found]
+        block.close = ["" if isinstance(words, Exception) else words for words in found]
         return block
 
     def __len__(self) -> int:
@@ -187,6 +190,8 @@ class Block(Results):
         from ase import Atoms
 
         found = [Outcome(record, errors=errors) for record, errors in zip(self.records, self.errors, strict=True)]
+        for k in self._near():
+            found[self.owners[k]].near.append(self.close[k])
         for k, properties in self._properties():
             part = slice(self.firsts[k], self.firsts[k + 1])
             atoms = Atoms(
@@ -204,6 +209,12 @@ class Block(Results):
 
     def count(self) -> tuple[int, int, int]:
         return len(self.records), int(self.done.sum()), 0
+
+    def _near(self) -> list[int]:
+        return [k for k, words in enumerate(self.close) if words and self.done[k]]
+
+    def near(self) -> list[str]:
+        return [f"{self.records[self.owners[k]]}: {self.close[k]}" for k in self._near()]
 
     def text(self, suffix: str) -> str:
         if suffix == ".csv":
