@@ -362,6 +362,12 @@ _atom_site_fract_z
          "Na1 Na 0 0 0\nO1 O 0.5 0 0\n", "-1"),
         ("P 1", "", "Na1 Na+ 0 0 0\nCl1 Cl-1 0.5 0 0\n", None),
         ("P 1", "", "Na1 Na 0 0 0\nCl1 Cl 0.5 0 0\n", None),
+        ("P 1", "loop_\n_atom_type_symbol\n_atom_type_oxidation_number\nFe 2.67\nO -2\n",
+         "Fe1 Fe 0 0 0\nFe2 Fe 0.5 0 0\nFe3 Fe 0 0.5 0\nO1 O 0.5 0.5 0\nO2 O 0 0 0.5\nO3 O 0.5 0 0.5\n"
+         "O4 O 0 0.5 0.5\n", None),
+        ("P 1", "loop_\n_atom_type_symbol\n_atom_type_oxidation_number\nFe 2.67\nO -2\n",
+         "Fe1 Fe 0 0 0\nFe2 Fe 0.5 0 0\nFe3 Fe 0 0.5 0\nO1 O 0.5 0.5 0\nO2 O 0 0 0.5\nO3 O 0.5 0 0.5\n", "2.01"),
+        ("P 1", "", "_atom_site_occupancy\nCa1 Ca2+ 0 0 0 0.5\nCl1 Cl- 0.5 0 0 1\n", None),
     ],
 )  # fmt: skip
 def test_oxidation_numbers_of_cif_that_do_not_cancel(tmp_path, recwarn, group, types, sites, total):

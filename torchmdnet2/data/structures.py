@@ -386,7 +386,8 @@ _CIF_TAGS = ("_atom_site_type_symbol", "_atom_site_label", "_atom_type_symbol", 
 def _warn_of_oxidation(path: str, atoms: Atoms) -> None:
     """Warn of oxidation numbers in a CIF file that do not cancel, and remove its tags from `info`.
 
-    They are not read: a crystal is neutral, and atoms that were not found in it, such as hydrogens, have none.
+    They are not read: a crystal is neutral, and atoms that were not found in it, such as hydrogens, have none. Sums of
+    rounded numbers (Fe 2.67) need to cancel within their rounding only, those of partly occupied sites not at all.
     """
     tags = {key: value for key, value in atoms.info.items() if key.startswith("_")}
     atoms.info = {key: value for key, value in atoms.info.items() if key not in tags}
@@ -394,8 +395,10 @@ def _warn_of_oxidation(path: str, atoms: Atoms) -> None:
     known = dict(zip(names, numbers, strict=False)) if isinstance(names, list) and isinstance(numbers, list) else {}
     charges = [_oxidation(known.get(site, site)) for site in types or labels or ()]
     kinds = atoms.arrays.get("spacegroup_kinds", range(len(atoms)))
-    total = sum(charges[kind] for kind in kinds) if max(kinds) < len(charges) else 0
-    if total:
+    if max(kinds) >= len(charges) or _partly(atoms.info.get("occupancy")):
+        return
+    total = sum(charges[kind] for kind in kinds)
+    if abs(total) > 1e-6 + sum(_rounding(charges[kind]) for kind in kinds):
         warnings.warn(
             f"{path}: the charges of its atoms ({', '.join(sorted({str(s) for s in types or labels or ()}))}) sum to "
             f"{total:g} in the cell, which is not read as its total charge: if it is, state charge={total:g}, and if "
@@ -411,6 +414,11 @@ def _oxidation(site: Any) -> float:
         return float(site)
     match = _ION.fullmatch(site.strip())
     return float(f"{match[2] or match[3]}{match[1] or match[4] or 1}") if match else 0.0
+
+
+def _rounding(number: float) -> float:
+    """Half a unit of the last decimal place; 0 for whole numbers."""
+    return 0.0 if number.is_integer() else 0.5 * 10.0 ** -len(repr(number).partition(".")[2])
 
 
 def _guessed_of(atoms: Atoms) -> list[tuple[str, str]]:
@@ -673,15 +681,20 @@ def _completed(found: Found, where: str) -> Atoms:
 
 def _warn_of_disorder(occupancy: Any, where: str) -> None:
     """Warn of partly occupied sites of a CIF file: ASE keeps one atom of each site."""
-    sites = [site for site in occupancy.values() if isinstance(site, Mapping)] if isinstance(occupancy, Mapping) else []
-    partly = {f"{symbol} {share:g}" for site in sites for symbol, share in site.items() if abs(share - 1) > 1e-3}
+    partly = _partly(occupancy)
     if partly:
         warnings.warn(
-            f"{where}: sites are partly occupied ({', '.join(sorted(partly))}), and each is read as one whole atom: "
+            f"{where}: sites are partly occupied ({', '.join(partly)}), and each is read as one whole atom: "
             "give an ordered structure instead",
             StructureWarning,
             stacklevel=4,
         )
+
+
+def _partly(occupancy: Any) -> list[str]:
+    """The elements and shares of partly occupied sites, from ASE's `info["occupancy"]`."""
+    sites = [site for site in occupancy.values() if isinstance(site, Mapping)] if isinstance(occupancy, Mapping) else []
+    return sorted({f"{symbol} {share:g}" for site in sites for symbol, share in site.items() if abs(share - 1) > 1e-3})
 
 
 def _restate_units(info: dict[str, Any]) -> None:

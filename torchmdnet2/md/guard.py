@@ -317,11 +317,9 @@ DEVIATION = 0.5
 NONMETALS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 52, 53)
 """Elements whose bonds are checked. Metal atoms change their neighbors in normal dynamics."""
 
-_CLOSE = torch.full((len(covalent_radii),), 0.55, dtype=torch.float64)
+_CLOSE = torch.tensor([0.8 if z == 1 else 0.7 if z in NONMETALS else 0.55 for z in range(len(covalent_radii))]).double()
 """Part of the sum of the covalent radii below which there is no bond, the least of both elements. V₂ has 0.58, Cr₂
 0.60, U=O 0.67; among nonmetals N₂ has 0.77, H₂ 1.19."""
-_CLOSE[list(NONMETALS)] = 0.7
-_CLOSE[1] = 0.8
 
 _DENSE_BONDS = 20_000  # pairs up to which computing all distances is faster than a neighbor search
 
