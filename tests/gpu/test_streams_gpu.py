@@ -10,7 +10,9 @@ from ase.build import molecule
 from streams.test_relax import rattled
 
 import torchmdnet2
+from torchmdnet2.engine.graph import CudaGraph
 from torchmdnet2.evaluator import Evaluator
+from torchmdnet2.streams import relaxing
 from torchmdnet2.streams.batches import BatchOptions, Room
 from torchmdnet2.streams.records import Record
 from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _Slots
@@ -55,6 +57,23 @@ def test_results_are_those_of_a_cpu(models, kind):
                 assert b.info["converged"] and b.info["largest_force"] <= 0.005
             else:
                 assert abs(a.arrays["forces"] - b.arrays["forces"]).max() < 2e-3
+
+
+def test_the_optimizer_is_captured_for_each_batch(models, monkeypatch):
+    """The graph of one batch ends before that of the next begins, and its memory serves both."""
+    batches, replays = [], []
+    record = CudaGraph.record
+
+    def recorded(launch, *arguments, **keywords):
+        batches.append(launch)
+        graph = record(launch, *arguments, **keywords)
+        replays.append(graph)
+        return graph
+
+    monkeypatch.setattr(relaxing.CudaGraph, "record", recorded)
+    relaxer = Relaxer(models[1], RelaxOptions(fmax=0.005, atoms=96))
+    relaxer([Record(k, starts=[atoms.copy()]) for k, atoms in enumerate(rattled() * 4)])
+    assert len(batches) == len(replays) > 3
 
 
 def test_one_captured_step_serves_all_batches(models, monkeypatch):

@@ -113,6 +113,9 @@ class GraphMemory:
 
     def __init__(self, device: torch.device):
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self._first = torch.cuda.CUDAGraph()  # PyTorch gives up a pool with its last graph: this one stays
+        with torch.cuda.device(device), exclusive_capture(self._first, self.stream, self.pool):
+            torch.zeros(1, device=device)
 
 
 class CudaGraph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ class Preparation:
     conformers: int | None = None
     seed: int = 0
 
-    def __call__(self, records: list[Record]) -> list[Record]:
+    def __call__(self, block: Iterable[Record]) -> list[Record]:
+        records = list(block)
         for record in records:
             if not record.ready:
                 record.parsed()

@@ -116,7 +116,7 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
     Raises:
         RuntimeError: as `devices_pool`.
     """
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     begun = context.Event()
     executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun,))
     with executor, _in_words(begun.is_set):
@@ -127,6 +127,15 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
             return executor.submit(work, block) if begun.is_set() or not quick else _done(work, block)
 
         yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
+
+
+def _context() -> Any:
+    """Return how processes start: where the system can do it, as copies of one that has imported this package."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([f"{__package__}.run"])
+    return context
 
 
 def _done(work: Work, block: Any) -> Future[Any]:
@@ -185,7 +194,7 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
         return
     if multiprocessing.current_process().daemon:
         raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     queue = context.SimpleQueue()
     for device in devices:
         queue.put(device)

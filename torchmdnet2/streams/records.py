@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -24,17 +24,20 @@ import torch
 from ..core.files import keep_old, opened
 from ..data.dataset import Sample
 from ..data.hdf5 import write_hdf5
-from ..data.structures import open_structures, reason, structure_of_molfile, structure_of_xyz
+from ..data.structures import FrameParser, open_structures, reason, structure_of_molfile
 from ..errors import BadConfig, BadData
 from ..system import System
+from .pipeline import blocks_of
 
 if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = [
-    "FAULTS", "PROPERTIES", "WRITERS", "Outcome", "Outcomes", "Record", "RecordFile", "Results", "convert_to_hdf5",
-    "csv_head", "csv_row", "is_hdf5", "require_writable",
+    "FAULTS", "PROPERTIES", "WRITERS", "Outcome", "Outcomes", "Part", "Record", "RecordFile", "Results",
+    "convert_to_hdf5", "csv_head", "csv_row", "is_hdf5", "require_writable",
 ]  # fmt: skip
+
+_Cut = Callable[[bytes], tuple[list[int], bool]]
 
 PROPERTIES = (
     "record", "conformer", "energy", "relative_energy", "largest_force", "steps", "converged", "bonds_changed",
@@ -161,6 +164,35 @@ class Outcomes(Results):
         return [row for outcome in self._outcomes for row in csv_rows(outcome)]
 
 
+@dataclass
+class Part:
+    """Several records of a file as one text, which another process splits and parses.
+
+    Attributes:
+        number: number of the first record in the file.
+        text: the text, whole records.
+        split: function that splits a text into records.
+    """
+
+    number: int
+    text: bytes
+    split: Callable[[TextIO], Iterator[Record]]
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield the records, which are not parsed."""
+        return _numbered(self.split(_decoded(io.BytesIO(self.text))), self.number)
+
+
+def _decoded(file: Any) -> TextIO:
+    return io.TextIOWrapper(file, "utf-8-sig", errors="replace")
+
+
+def _numbered(records: Iterator[Record], first: int) -> Iterator[Record]:
+    for number, record in enumerate(records, first):
+        record.number = number
+        yield record
+
+
 class RecordFile:
     """A file as a stream of records, which is read in constant memory.
 
@@ -179,7 +211,9 @@ class RecordFile:
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such file")
         suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in (".gz", ".bz2", ".xz")]
-        self._split: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffixes[-1] if suffixes else "")
+        suffix = suffixes[-1] if suffixes else ""
+        self._split: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffix)
+        self._cut: _Cut = _CUTS.get(suffix, lambda _text: ([], True))
         self._place: Any = None
         self.size = max(1, Path(path).stat().st_size)
 
@@ -189,26 +223,39 @@ class RecordFile:
         return min(1.0, self._place.tell() / self.size) if self._place is not None else 0.0
 
     def __iter__(self) -> Iterator[Record]:
-        return (record.parsed() for record in self.unparsed())
+        return (record.parsed() for block in self.blocks(0, 1024) for record in block)
 
-    def unparsed(self) -> Iterator[Record]:
-        """Yield records that are split but not parsed, so that other processes can parse them."""
+    def blocks(self, first: int, size: int) -> Iterator[Iterable[Record]]:
+        """Yield blocks of records that are not parsed, so that other processes can parse them.
+
+        Args:
+            first: number of the first record.
+            size: number of records in a block; the last one, and one before a damaged record, may have fewer.
+        """
         if self._split is None:
-            return self._at_once()
-        return self._read()
-
-    def _read(self) -> Iterator[Record]:
-        assert self._split is not None
-        with (
-            open(self.path, "rb") as raw,
-            opened(raw, self.path) as file,
-            io.TextIOWrapper(file, "utf-8-sig", errors="replace") as text,
-        ):
+            yield from blocks_of(islice(self._at_once(), first, None), size)
+            return
+        with open(self.path, "rb") as raw, opened(raw, self.path) as file:
             self._place = raw
-            for number, record in enumerate(self._split(text)):
-                record.number = number
-                yield record
-            self._place = None
+            number, text, offset, damaged = 0, b"", 0, False
+            while not damaged and (more := file.read(_TEXT)):
+                text += more
+                ends, damaged = self._cut(text)
+                begin = done = 0
+                while len(ends) - done >= size or (damaged and len(ends) > done):
+                    count = min(size, len(ends) - done)
+                    if number < first < number + count:
+                        count = first - number
+                    done, end = done + count, ends[done + count - 1]
+                    if number >= first:
+                        yield Part(number, text[begin:end], self._split)
+                    number, begin = number + count, end
+                text, offset = text[begin:], offset + begin
+            file.seek(offset)  # the last block, or a damaged record and all after it, line by line
+            with _decoded(file) as rest:
+                records = _numbered(self._split(rest), number)
+                yield from blocks_of(islice(records, max(0, first - number), None), size)
+        self._place = None
 
     def _at_once(self) -> Iterator[Record]:
         found = open_structures(self.path)
@@ -242,6 +289,7 @@ def _read_smiles(file: TextIO) -> Iterator[Record]:
 
 
 def _read_xyz(file: TextIO) -> Iterator[Record]:
+    parser = FrameParser()
     head = file.readline()
     while head:
         if not head.strip():
@@ -268,12 +316,7 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
                 yield Record(0, error=f"it has more lines than {size} atoms need")
                 head = _next_head(file)
             else:
-                yield Record(0, parse=partial(_parse_xyz, comment.strip(), "".join(lines), size, vectors))
-
-
-def _parse_xyz(comment: str, lines: str, size: int, vectors: list[str]) -> Atoms:
-    """Parse a frame from one text, which is sent to another process faster than many."""
-    return structure_of_xyz((comment, lines.splitlines(keepends=True), size, vectors), "it")
+                yield Record(0, parse=partial(parser, comment.strip(), "".join(lines), size, vectors, "it"))
 
 
 def _next_head(file: TextIO) -> str:
@@ -290,6 +333,59 @@ def _is_atom(line: str) -> bool:
         return False
 
 
+def _cut_xyz(text: bytes) -> tuple[list[int], bool]:
+    """Find whole frames at the beginning of a text without looking at each line.
+
+    Such a frame is followed by another one, and each of its lines of atoms has a decimal point.
+
+    Returns:
+        Where the frames end; True if something else follows, for which `_read_xyz` is needed.
+    """
+    found: list[int] = []
+    codes = np.frombuffer(text, np.uint8)
+    ends, points = np.flatnonzero(codes == ord("\n")), np.flatnonzero(codes == ord("."))
+    starts = [0, *(ends + 1).tolist()]
+    pointed = [0, *np.cumsum(np.diff(np.searchsorted(points, ends), prepend=0) > 0).tolist()]  # lines so far
+    whole, line = len(ends), 0
+    if text.count(b"\r", 0, starts[-1]) != text.count(b"\r\n", 0, starts[-1]):
+        return found, True
+    while True:
+        while line < whole and not text[starts[line] : starts[line + 1]].strip():
+            line += 1
+        if line == whole:
+            return found, False
+        head = text[starts[line] : starts[line + 1]].strip()
+        if not head.isdigit():
+            return found, True
+        first, last = line + 2, line + 2 + int(head)
+        known = min(last, whole)
+        if known > first and pointed[known] - pointed[first] < known - first:
+            return found, True
+        if last >= whole:
+            return found, False
+        following = text[starts[last] : starts[last + 1]].strip()
+        if following and not following.isdigit():
+            return found, True
+        line = last
+        found.append(starts[last])
+
+
+def _cut_sdf(text: bytes) -> tuple[list[int], bool]:
+    """As `_cut_xyz`, for records that end with a line of $$$$."""
+    found: list[int] = []
+    if text.count(b"\r") - text.endswith(b"\r") > text.count(b"\r\n"):
+        return found, True
+    end = 0
+    while True:
+        mark = end if text.startswith(b"$$$$", end) else text.find(b"\n$$$$", end)
+        end = text.find(b"\n", mark + 1) + 1
+        if mark < 0 or not end:
+            return found, False
+        found.append(end)
+
+
+_TEXT = 2**24  # bytes that are read together
+_CUTS: dict[str, _Cut] = {".sdf": _cut_sdf, ".xyz": _cut_xyz, ".extxyz": _cut_xyz}
 _READERS = {
     ".sdf": _read_sdf, ".mol": _read_sdf, ".smi": _read_smiles, ".smiles": _read_smiles, ".xyz": _read_xyz,
     ".extxyz": _read_xyz,

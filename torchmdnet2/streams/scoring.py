@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "Scorer"]
 
+_FIELDS = "number", "name", "molfile", "smiles", "error", "ready"  # of a record that is parsed
 _TOGETHER = 1024  # number of structures whose elements and charges are checked at once
 _SMALLEST, _LARGEST = 16384, 65536  # limits of the number of atoms in a batch on a GPU
 
@@ -40,7 +41,8 @@ class Block(Results):
     """The structures of some records as arrays, and their results.
 
     Attributes:
-        records: the records, without their structures.
+        columns: fields of the records without their structures, as lists, since the process that computes only passes
+            them on.
         errors: for each record, lines that say why structures have no result.
         owners: [B] position of the record of each structure.
         infos: for each structure, its entries that are single values.
@@ -54,7 +56,7 @@ class Block(Results):
         close: [B] words about atoms of a structure that are nearer than any bond; else "".
     """
 
-    records: list[Record]
+    columns: dict[str, list[Any]]
     errors: list[list[str]]
     owners: list[int]
     infos: list[dict[str, Any]]
@@ -94,7 +96,7 @@ class Block(Results):
         sizes, size = [len(atoms) for atoms in kept], len(kept)
         cells, periodic, totals, spins = zip(*states, strict=True) if states else ((),) * 4
         block = cls(
-            records, errors, owners, infos,
+            {name: [getattr(record, name) for record in records] for name in _FIELDS}, errors, owners, infos,
             numbers=np.concatenate([np.zeros(0, np.int64), *(atoms.numbers for atoms in kept)]),
             positions=np.concatenate([np.zeros((0, 3)), *(atoms.positions for atoms in kept)]),
             firsts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
@@ -111,6 +113,11 @@ class Block(Results):
 
     def __len__(self) -> int:
         return len(self.owners)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """The records, without their structures."""
+        return [Record(**dict(zip(_FIELDS, row, strict=True))) for row in zip(*self.columns.values(), strict=True)]
 
     @property
     def sizes(self) -> NDArray:
@@ -208,7 +215,7 @@ class Block(Results):
         return [(record, errors) for record, errors in zip(self.records, self.errors, strict=True) if errors]
 
     def count(self) -> tuple[int, int, int]:
-        return len(self.records), int(self.done.sum()), 0
+        return len(self.errors), int(self.done.sum()), 0
 
     def _near(self) -> list[int]:
         return [k for k, words in enumerate(self.close) if words and self.done[k]]

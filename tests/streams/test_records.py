@@ -1,0 +1,90 @@
+"""Files as blocks of records: each record once and in order, however the text is cut."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+
+from torchmdnet2.streams import records
+from torchmdnet2.streams.records import RecordFile, _decoded, _read_sdf, _read_xyz
+
+WATER = "3\nc\nO 0.0 0.0 0.1\nH 0.1 0.2 0.3\nH 1.0 2.0 3.0\n"
+PIECES = {
+    ".xyz": [
+        *[WATER, "1\n\nHe 0.0 0.0 0.0\n"] * 6,
+        "2\nx=1\nH 0 0 0\nH 0 0 1\n",
+        "0\nempty\n",
+        WATER[:-14],
+        WATER + "H 1.0 0.0 0.0\n",
+        "junk\n",
+        "\n",
+        "  \n",
+        "VEC1 1.0 0.0 0.0\n",
+        "2\n",
+        "99\nq\nH 1.0 1.0 1.0\n",
+        "\r\n",
+        "1\r\nc\r\nH 0.0 0.0 0.0\r\n",
+        "1\nc\rd\nH 0.0 0.0 0.0\n",
+    ],
+    ".sdf": ["a\nb\n$$$$\n", "$$$$\n", "x\n$$$$ more\n", "l\r\n$$$$\r\n", "m\n", " $$$$\n", "z\rk\n"],
+}
+
+
+@pytest.mark.parametrize(("suffix", "read"), [(".xyz", _read_xyz), (".sdf", _read_sdf)])
+def test_blocks_are_the_records_of_the_lines(tmp_path, monkeypatch, suffix, read):
+    """Whole records that are cut from a text, damaged ones, and those after them, beside a reader of single lines."""
+    draw, path, cut = random.Random(1), tmp_path / f"in{suffix}", 0
+    for _ in range(400):
+        text = "".join(draw.choices(PIECES[suffix], k=draw.randrange(12)))
+        text = text[: len(text) - draw.choice([0, 0, 0, 1, 5])]
+        path.write_bytes(text.encode())
+        expected = [_content(record) for record in read(_decoded(io.BytesIO(text.encode())))]
+        monkeypatch.setattr(records, "_TEXT", draw.choice([7, 50, 2**24]))
+        first, size = draw.choice([0, 0, 1, 4]), draw.choice([1, 2, 5])
+        blocks = list(RecordFile(str(path)).blocks(first, size))
+        found = [record for block in blocks for record in block]
+        assert [_content(record) for record in found] == expected[first:]
+        assert [record.number for record in found] == list(range(len(expected)))[first:]
+        cut += sum(isinstance(block, records.Part) for block in blocks)
+    assert cut > 100
+
+
+def _content(record):
+    return record.error, record.name, record.molfile, None if record.parse is None else record.parse.args
+
+
+FRAMES = [
+    WATER,
+    WATER.replace("0.3", "0.4"),
+    WATER.replace("H 0.1", "D 0.1"),
+    WATER.replace("H 0.1", "C 0.1"),
+    WATER.replace("c", "charge=1"),
+    WATER.replace("0.3", "x"),
+    WATER.replace("c", "units_of_length=bohr"),
+    WATER.replace("c", 'Lattice="9 0 0 0 9 0 0 0 9"'),
+    WATER.replace("c", "Properties=species:S:1:pos:R:3"),
+    WATER.replace("c", "Properties=pos:R:3:species:S:1"),
+    WATER.replace(" 0.3", ""),
+    WATER.replace("c", "energy=1.0 Properties=species:S:1:pos:R:3"),
+    WATER.replace("2.0 3.0", "2.0 3.0 1.0"),
+]
+
+
+def test_frames_are_parsed_as_if_each_was_the_first(tmp_path):
+    draw = random.Random(2)
+    for _ in range(60):
+        frames = draw.choices(FRAMES, k=8) + draw.choices(FRAMES[:2], k=4)
+        draw.shuffle(frames)
+        for k, (record, alone) in enumerate(zip(_parsed("".join(frames)), frames, strict=True)):
+            (other,) = _parsed(alone)
+            assert record.error == other.error, (k, frames)
+            for a, b in zip(record.starts, other.starts, strict=True):
+                assert a == b and a.info == b.info and np.array_equal(a.get_masses(), b.get_masses())
+                assert (a.calc is None) == (b.calc is None) and a.info is not b.info
+
+
+def _parsed(text):
+    return [record.parsed() for record in _read_xyz(io.StringIO(text))]
