@@ -1,9 +1,9 @@
 """Triton's interpreter without what it does again in every call; what it computes is the same.
 
 It replaces the functions of triton.language before each launch and each call of a function of a kernel, makes the types
-and shapes of all intermediate tensors anew, looks for overflow of integers without using what it finds, and reduces and
-scans element by element. tests/conftest.py uses this for checks; python quick_interpreter.py SCRIPT runs a script with
-it.
+and shapes of all intermediate tensors anew, looks for overflow of integers without using what it finds, derives types
+in each operator and load again, and reduces and scans element by element. tests/conftest.py uses this for checks;
+python quick_interpreter.py SCRIPT runs a script with it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ def _replace_functions_once() -> None:
     @cache
     def replace_all() -> None:
         replace(speed_up)
+        for name, function in _OPERATORS.items():
+            for swapped in (False, True):
+                method = f"__{'r' * swapped}{name}__"
+                setattr(tl.tensor, method, _quick_operator(getattr(tl.tensor, method), function, swapped))
+        tl.load = _quick_load(tl.load)
 
     def replace_once(_function: Any) -> Any:
         replace_all()
@@ -105,6 +110,125 @@ def _keep_types() -> None:
     core._unwrap_if_constexpr = unwrap_value
     tl.block_type.__init__ = block_type
     tl.tensor.__init__ = tensor
+
+
+_OPERATORS = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "and": np.bitwise_and,
+    "or": np.bitwise_or, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+_INTEGERS = {"int32": np.int32, "int64": np.int64}
+_NUMBERS = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, **_INTEGERS}
+_new_handle, _new_tensor = interpreter.TensorHandle.__new__, tl.tensor.__new__
+
+
+def _quick_operator(slow: Any, function: Any, swapped: bool) -> Any:
+    """An operator of tensors. NumPy does the same where nothing is cast, and for an offset of pointers.
+
+    For each pair of types, and each number, the interpreter's own result says once of what type it is, and whether
+    NumPy's is the same.
+    """
+    tensor, constexpr = tl.tensor, tl.constexpr
+    known: dict[Any, Any] = {}
+
+    def learn(left: Any, right: Any, result: Any) -> Any:
+        kind, width, constant = left.dtype, 0, None
+        if kind.is_ptr():
+            if function is not np.add or swapped or kind.address_space != "global":
+                return None
+            width, kind = max(1, kind.element_ty.primitive_bitwidth // 8), tl.int64
+        if kind.name not in _NUMBERS:  # among them booleans, which NumPy adds otherwise
+            return None
+        if type(right) is not tensor:
+            if type(right) is float and kind.name in _INTEGERS:
+                return None
+            constant = np.array([right], _NUMBERS[kind.name])
+        elif right.dtype.name != kind.name and not (width and right.dtype.name in _INTEGERS):
+            return None
+        plan = width, constant, result.handle.data.dtype, result
+        computed, exact = compute(left, right, plan), result.handle.data
+        same = computed.dtype == exact.dtype and np.array_equal(computed, exact, equal_nan=True)
+        return plan if same else None
+
+    def compute(left: Any, right: Any, plan: Any) -> Any:
+        width, constant, *_ = plan
+        a, b = left.handle.data, right.handle.data if constant is None else constant
+        if width:
+            return a + width * b.astype(np.uint64)
+        return function(b, a) if swapped else function(a, b)
+
+    def operate(left: Any, right: Any) -> Any:
+        if type(right) is constexpr:
+            right = right.value
+        kind: Any = type(right)
+        if kind is tensor:
+            key: Any = left.type.name, right.type.name
+        elif kind is int or kind is float:
+            key = left.type.name, kind, right or repr(right)  # -0.0 equals 0.0
+        else:
+            return slow(left, right)
+        if key not in known:
+            result = slow(left, right)
+            known[key] = learn(left, right, result)
+            return result
+        plan = known[key]
+        if plan is None:
+            return slow(left, right)
+        data = compute(left, right, plan)
+        if data.dtype is not plan[2]:
+            return slow(left, right)
+        return _tensor_like(plan[3], data)
+
+    return operate
+
+
+def _quick_load(slow: Any) -> Any:
+    """tl.load without a mask, or with one of the pointers' shape: types, and arrays of one number, are made once."""
+    tensor, constexpr, read = tl.tensor, tl.constexpr, interpreter._interpreter.load
+    known: dict[Any, Any] = {}
+
+    def values(pointer: Any, mask: Any, plan: Any) -> Any:
+        all_of_them, other, _ = plan
+        return read(pointer.handle.data, all_of_them if mask is None else mask.handle.data, other, other.dtype)
+
+    def learn(pointer: Any, mask: Any, other: Any, result: Any) -> Any:
+        kind, exact = pointer.dtype.element_ty, result.handle.data
+        if kind.name not in _NUMBERS or (mask is not None and mask.handle.data.shape != exact.shape):
+            return None
+        plan = (
+            np.ones(exact.shape, bool),
+            np.full(exact.shape, 0 if other is None else other, _NUMBERS[kind.name]),
+            result,
+        )
+        same = exact.dtype == plan[1].dtype and np.array_equal(values(pointer, mask, plan), exact, equal_nan=True)
+        return plan if same else None
+
+    def load(pointer: Any, mask: Any = None, other: Any = None, **options: Any) -> Any:
+        if type(mask) is constexpr:
+            mask = mask.value
+        if type(other) is constexpr:
+            other = other.value
+        if (mask is not None and type(mask) is not tensor) or not isinstance(other, int | float | None):
+            return slow(pointer, mask, other, **options)
+        key = pointer.type.name, mask is not None and mask.type.name, other or repr(other)
+        if key not in known:
+            result = slow(pointer, mask, other, **options)
+            known[key] = learn(pointer, mask, other, result)
+            return result
+        plan = known[key]
+        if plan is None:
+            return slow(pointer, mask, other, **options)
+        return _tensor_like(plan[2], values(pointer, mask, plan))
+
+    return load
+
+
+def _tensor_like(like: Any, data: Any) -> Any:
+    """Numbers as a tensor of the type of another one."""
+    handle, made = _new_handle(interpreter.TensorHandle), _new_tensor(tl.tensor)
+    handle.data, handle.dtype, handle.attr = data, like.handle.dtype, {}
+    made.handle, made.type, made.dtype, made.numel, made.shape = handle, like.type, like.dtype, like.numel, like.shape
+    return made
 
 
 def _accumulated(self: Any, given: Any, axis: int) -> list[list[np.ndarray]]:
