@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import warnings
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.evaluator import Evaluator
 from torchmdnet2.streams import batches, run
-from torchmdnet2.streams.pipeline import Journal, devices_pool, helpers_pool, in_order
+from torchmdnet2.streams.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
 from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _bonds_changed
 from torchmdnet2.streams.run import _Source
@@ -392,6 +393,24 @@ def test_processes_give_the_same_in_the_same_order(tmp_path):
             np.array_equal(a.positions, b.positions, equal_nan=True)
             for a, b in zip(record.starts, other.starts, strict=True)
         )
+
+
+def test_a_result_does_not_wait_for_later_blocks():
+    """So that a block is written, and not lost with the process, once it is computed; even if there are many workers."""
+    read = []
+
+    def submit(block):
+        future = Future()
+        if block != 2:
+            future.set_result(block)
+        late.append(future)
+        return future
+
+    late = []
+    found = in_order((read.append(k) or k for k in range(9)), Pool(submit, lambda: 4))
+    assert next(found) == 0 and next(found) == 1 and read == [0, 1]
+    threading.Timer(0.2, lambda: late[2].set_result(2)).start()
+    assert list(found) == list(range(2, 9)) and len(read) == 9
 
 
 @pytest.mark.parametrize("verb", [torchmdnet2.score, torchmdnet2.relax])

@@ -63,7 +63,9 @@ def blocks_of(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
 
 
 def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
-    """Yield a pool's result for each block, in order. At most three blocks for each worker are in memory.
+    """Yield a pool's result for each block, in order and as soon as it is there.
+
+    At most three blocks for each worker are in memory.
 
     Args:
         blocks: the blocks, which this thread reads while others are computed.
@@ -73,7 +75,7 @@ def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
     try:
         for block in blocks:
             pending.append(pool.submit(block))
-            while len(pending) > _AHEAD * pool.workers():
+            while pending and (pending[0].done() or len(pending) > _AHEAD * pool.workers()):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
