@@ -396,7 +396,7 @@ def test_processes_give_the_same_in_the_same_order(tmp_path):
 
 
 def test_a_result_does_not_wait_for_later_blocks():
-    """So that a block is written, and not lost with the process, once it is computed; even if there are many workers."""
+    """So that a block is written once it is computed, and not lost with the process; even if there are many workers."""
     read = []
 
     def submit(block):

@@ -213,17 +213,14 @@ _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS
 
 # In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
 # bytes of fields as of tables in float32
-_LAYER_PRODUCTS = ("mix", "update", "gradient_product", "gradient_mix")
+_MIXED_PRODUCTS = dict.fromkeys(("mix", "update", "gradient_product", "gradient_mix"), Block(16, 64, 32, 4, 3))
+_SHARED, _ALONE = MessageTile(16, 1, 64, 16), MessageTile(1, 2, 64, 1)
 _MIXED: tuple[tuple[int, dict[str, Any]], ...] = (
     (512, {}),
-    (1500, {"interaction": MessageTile(16, 1, 64, 16), "message_backward": MessageTile(8, 1, 64, 8)}),
-    (4000, {"message_backward": MessageTile(1, 2, 64, 1)}),
+    (1500, {"interaction": _SHARED, "message_backward": _SHARED, **_MIXED_PRODUCTS}),
+    (4000, {"message_backward": _ALONE}),
 )
-_MIXED_MANY: dict[str, Any] = {
-    "interaction": MessageTile(16, 1, 64, 16),
-    "message_backward": MessageTile(1, 2, 64, 1),
-    **dict.fromkeys(_LAYER_PRODUCTS, Block(16, 64, 32, 4, 3)),
-}
+_MIXED_MANY: dict[str, Any] = {"interaction": _SHARED, "message_backward": _ALONE, **_MIXED_PRODUCTS}
 
 
 # --- TensorNet energy and forces by fused kernels: forward, hand-written backward, no autograd, no allocation ---
