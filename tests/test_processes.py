@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -21,10 +22,10 @@ from torchmdnet2 import Evaluator, System
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.core import devices as processes
+from torchmdnet2.core import files
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.md.output import Table
-from torchmdnet2.streams.pipeline import Journal, _in_words
+from torchmdnet2.streams.pipeline import _in_words
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -144,23 +145,79 @@ def test_processes_that_end(begun, words):
 
 
 def test_two_runs_do_not_write_the_same_files(tmp_path):
-    """The second one of md, relax and score is refused, and changes nothing; the end of the first frees its files."""
-    table = Table(tmp_path / "md.csv")
-    job = {"model": "a"}
-    journal = Journal(tmp_path / "o.xyz", [tmp_path / "o.xyz"], job)
-    journal.commit(1, "one\n")
-    options = MDOptions(steps=2, output=str(tmp_path / "md"))
-    for begin in (
-        lambda: run_md(tiny_potential(), ethanol(), options),
-        lambda: Journal(tmp_path / "o.xyz", [tmp_path / "o.xyz"], job),
-    ):
-        with pytest.raises(BadConfig, match="another run writes to this file; wait for its end, or choose another"):
-            begin()
-    assert sorted(os.listdir(tmp_path)) == ["md.csv", "o.xyz", "o.xyz.progress"]
-    table.close()
-    journal.close(finished=False)
-    run_md(tiny_potential(), ethanol(), options)
-    assert Journal(tmp_path / "o.xyz", [tmp_path / "o.xyz"], job).done == 1
+    """The second one of md, relax and score is refused, and reads and changes nothing; the end of the first frees its
+    files, also where it was killed."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom torchmdnet2.core.files import claimed\n"
+        "with claimed(*map(Path, sys.argv[1:])):\n    print('ready', flush=True)\n    sys.stdin.read()"
+    )
+    names = [str(tmp_path / name) for name in ("md", "t.xyz", "o.failed.txt")]
+    runs = [
+        lambda: run_md(tiny_potential(), ethanol(), MDOptions(steps=2, output=names[0], restart=True)),
+        lambda: run_md(tiny_potential(), ethanol(), MDOptions(steps=2, output=names[0])),
+        lambda: run_md(
+            tiny_potential(), ethanol(), MDOptions(steps=2, trajectories=(names[1],), output=f"{names[0]}2")
+        ),
+        lambda: torchmdnet2.score(tiny_potential(), [ethanol()], tmp_path / "o.csv"),
+        lambda: torchmdnet2.relax(tiny_potential(), [ethanol()], tmp_path / "o.xyz", steps=1),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *names], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "ready\n"
+        before = sorted(os.listdir(tmp_path))
+        for begin in runs:
+            with pytest.raises(BadConfig, match="another run writes to this file; wait for its end, or choose another"):
+                begin()
+            assert sorted(os.listdir(tmp_path)) == before
+        other.kill()
+    for begin in runs[1:]:
+        begin()
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".lock")]
+
+
+def test_a_lock_that_is_removed_while_another_run_opens_it(tmp_path, monkeypatch):
+    """The file of a lock vanishes with its holder: a run that has opened it takes a new one."""
+    lock, calls = files.try_lock, []
+
+    def removed(handle, path):
+        lock(handle, path)
+        calls.append(1)
+        if len(calls) == 1:
+            (tmp_path / ".a.lock").unlink()
+
+    monkeypatch.setattr(files, "try_lock", removed)
+    with files.claimed(tmp_path / "a"):
+        assert len(calls) == 2
+        with pytest.raises(BadConfig, match="another run writes"), files.claimed(tmp_path / "a"):
+            pass
+
+
+def test_locks_of_windows_and_of_file_systems_without_any(tmp_path, monkeypatch):
+    import fcntl
+
+    class Windows:
+        LK_NBLCK, fails = 2, None
+
+        def locking(self, handle, mode, size):
+            if self.fails is not None:
+                raise self.fails
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PermissionError(13, "Permission denied") from None  # as of msvcrt
+
+    windows = Windows()
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", windows)
+    with files.claimed(tmp_path / "a"):
+        with pytest.raises(BadConfig, match="another run writes"), files.claimed(tmp_path / "a"):
+            pass
+    windows.fails = OSError(errno.ENOLCK, "No locks available")
+    with pytest.warns(UserWarning, match=r"this file system has no locks \(No locks available\)"):
+        with files.claimed(tmp_path / "a"):
+            pass
+    assert not os.listdir(tmp_path)
 
 
 def test_processes_of_a_daemon_and_commands_in_a_thread(tmp_path, monkeypatch):

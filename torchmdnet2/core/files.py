@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import BadConfig
 
 __all__ = [
-    "append", "atomic_write", "hold", "keep_old", "old_name", "opened", "refuse_held", "same_file", "spare_inputs",
+    "append", "atomic_write", "claimed", "keep_old", "old_name", "opened", "same_file", "spare_inputs", "try_lock",
     "umask", "written_aside",
 ]  # fmt: skip
 
@@ -106,30 +107,84 @@ def keep_old(path: Path) -> None:
         os.replace(path, old_name(path))
 
 
-def hold(file: BinaryIO) -> None:
-    """Mark a file, until it is closed or the process ends, as one that a run writes; see `refuse_held`.
+@contextmanager
+def claimed(*paths: Path) -> Iterator[None]:
+    """Within the block, no other run, of this process or another one, writes files of these names.
+
+    Enter it before the files are read, as to continue them. A file `.NAME.lock` beside each is locked meanwhile; the
+    end of the process frees it, whatever the cause.
 
     Raises:
-        BadConfig: another run holds it.
+        BadConfig: another run has claimed a name.
+        OSError: the folder does not exist or cannot be written.
+    """
+    with ExitStack() as held:
+        for path in dict.fromkeys(paths):
+            held.enter_context(_claimed(path))
+        yield
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    lock = path.with_name(f".{path.name}.lock")
+    file = _locked(lock, path)
+    try:
+        yield
+    finally:
+        if os.name == "nt":
+            file.close()  # nobody can remove an open file there, also not one that another run has opened meanwhile
+        with suppress(OSError):
+            lock.unlink()
+        file.close()
+
+
+def _locked(lock: Path, path: Path) -> BinaryIO:
+    while True:
+        try:
+            file = open(lock, "ab")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        try:
+            try_lock(file.fileno(), path)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                return file
+        except FileNotFoundError:  # a run that ended has removed it since it was opened
+            pass
+        except BlockingIOError:
+            file.close()
+            raise BadConfig(
+                f"{path}: another run writes to this file; wait for its end, or choose another output"
+            ) from None
+        file.close()
+
+
+def try_lock(handle: int, path: Path) -> None:
+    """Lock an open file until it is closed; on a file system without locks, warn of that.
+
+    Args:
+        handle: of the file.
+        path: what it guards, for the warning.
+
+    Raises:
+        BlockingIOError: it is locked.
     """
     try:
-        import fcntl
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            import msvcrt
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BadConfig(
-            f"{file.name}: another run writes to this file; wait for its end, or choose another output"
-        ) from None
-    except (ImportError, OSError):  # Windows, a file system without locks
-        pass
-
-
-def refuse_held(paths: Iterable[Path]) -> None:
-    """Raise BadConfig where another run, of this process or another one, holds one of these files."""
-    for path in paths:
-        if path.is_file():
-            with open(path, "rb") as file:
-                hold(file)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise BlockingIOError(error.errno, error.strerror) from None
+    except OSError as error:
+        warnings.warn(
+            f"{path.parent}: this file system has no locks ({error.strerror}); take care that no second run writes the "
+            "same files",
+            stacklevel=2,
+        )
 
 
 def same_file(one: Path, other: Path) -> bool:

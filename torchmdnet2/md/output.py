@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..core.files import append, atomic_write, hold
+from ..core.files import append, atomic_write
 from ..core.html_page import figure_png
 from ..errors import BadData
 
@@ -59,7 +59,6 @@ class Table:
 
     Raises:
         BadData: the file to continue is no such table.
-        BadConfig: another run writes it.
     """
 
     def __init__(self, path: Path, keep_to: int | None = None, cells: bool = False):
@@ -76,7 +75,6 @@ class Table:
                     self.rows.append(TableRow(int(step), *map(float, rest)))
         atomic_write(path, "".join(map(self._line, [TableRow._fields, *self.rows])))
         self._file = open(path, "ab", buffering=0)
-        hold(self._file)
 
     def add(self, row: TableRow) -> None:
         """Append a row, or where it cannot be written, no part of it."""

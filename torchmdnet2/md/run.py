@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..adapters.model import ModelSource, open_model
+from ..core.files import claimed
 from ..core.stated import cell_of
 from ..errors import BadConfig
 from ..potential.cells import require_cells
@@ -140,7 +141,7 @@ def run_md(
             frame is then in the trajectory.
         UnknownStructure: `options.stop_if_unknown`, and atoms are unlike those of the training; the frame is then in
             the trajectory.
-        BadConfig: the restart file belongs to another simulation.
+        BadConfig: the restart file belongs to another simulation, or another run writes the same files.
         ValueError: the structure is not valid (atom without finite position, periodic without cell), or `coulomb` has
             no effect.
     """
@@ -150,7 +151,11 @@ def run_md(
         fast: tuple[Potential, ModelSource | None] | str | None = None
         if inner is not None:
             fast = SPRINGS if inner == SPRINGS else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
-        return Simulation(opened, atoms, options, charge, spin, console, fast).run()
+        names = [options.prefix, *options.trajectory_files(0)]
+        for path in names:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with claimed(*names):
+            return Simulation(opened, atoms, options, charge, spin, console, fast).run()
 
 
 def _identified(opened: tuple[Potential, ModelSource | None]) -> tuple[Potential, str]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.files import atomic_write, keep_old, refuse_held
+from ..core.files import atomic_write, keep_old
 from ..errors import BadCheckpoint, BadConfig, BadData, needs_extra
 from ..units import AMU_A2_FS2
 from .integrators import AtomConstants, State
@@ -486,9 +486,6 @@ class Recorder:
     def __init__(self, options: MDOptions, start: Atoms, atoms: AtomConstants, last: int | None, marks: Marks | None):
         self.options, self.start, self.atoms = options, start, atoms
         paths = [options.trajectory_files(b) for b in range(atoms.replicas)]
-        for path in (options.prefix, *(p for own in paths for p in own)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_held(options.file(".csv", b) for b in range(atoms.replicas))
         if last is None:
             for path in options.files():
                 keep_old(path)

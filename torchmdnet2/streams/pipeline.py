@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..core.files import atomic_write, hold, keep_old, refuse_held
+from ..core.files import atomic_write, keep_old
 from ..errors import BadConfig, needs_extra
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class Journal:
 
     After each block, the number of finished records and the sizes of the files are written to `OUT.progress`. A run
     that finds this file cuts the files to these sizes, which removes a partial block, and continues. The file is
-    removed at the end.
+    removed at the end. No other run may write the files meanwhile, see `core.files.claimed`.
 
     Args:
         output: the file of results, which determines the name of the state.
@@ -278,7 +278,7 @@ class Journal:
         done: number of records of the input whose results are in the files.
 
     Raises:
-        BadConfig: the files belong to an unfinished run of another job, or another run writes them.
+        BadConfig: the files belong to an unfinished run of another job.
         OSError: they cannot be written.
     """
 
@@ -286,11 +286,9 @@ class Journal:
         self._output, self._paths = output, files
         self._state = output.with_name(output.name + ".progress")
         self._job = json.loads(json.dumps(job))
-        refuse_held(files)
         self.done, sizes = self._resume()
         self._files = [open(path, "r+b" if path.exists() else "w+b") for path in self._paths]
         for file, size in zip(self._files, sizes, strict=True):
-            hold(file)
             file.truncate(size)
             file.seek(size)
 

@@ -20,6 +20,7 @@ import torch
 
 from ..adapters.model import open_model
 from ..core.devices import device_of
+from ..core.files import claimed
 from ..data.hdf5_file import load_h5py
 from ..ensemble import model_files
 from ..errors import BadConfig, BadData, StructureWarning
@@ -468,45 +469,47 @@ def _stream(
     failed, rows = path.with_name(path.stem + ".failed.txt"), path.with_name(path.stem + ".rows.csv")
     if report:
         require_plots()
-    journal = Journal(path, [results, failed, *([rows] if report else [])], {**job, "report": report})
-    finished, first = False, journal.done
-    if first and console is not None:
-        console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
-    status = console.status("") if console is not None else nullcontext()
-    try:
-        with status:
-            for written in _through(source.blocks(first, block), stages, devices, helpers, source.embeds, dask):
-                new = not journal.done
-                seconds = summary.add(written)
-                texts = [csv_head(results) * new + written.results, written.failures]
-                if report:
-                    head = csv_head(rows).replace("\n", ",seconds\n") * new
-                    texts.append(head + "".join(f"{row[:-1]},{seconds:.3g}\n" for row in written.rows))
-                journal.commit(written.records, *texts)
-                if console is not None:
-                    status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
-        if report and journal.done:
-            write_report(path.with_suffix(".html"), _title(path, job), rows, failed, results)
-        if is_hdf5(path) and journal.done:
-            convert_to_hdf5(results, path)
-        finished = True
-    finally:
-        journal.close(finished)
-    for temporary in [*([rows] if report else []), *([results] if results != path else [])]:
-        temporary.unlink()
-    with open(failed, encoding="utf-8") as file:
-        reason = file.readline().strip()
-    if not reason:
-        failed.unlink()
-    if not journal.done:
-        raise BadData("the input has no structures")
-    if not (first or summary.structures):
-        raise BadData(f"none of {summary.records} records could be computed, see {failed}; {reason}")
-    if console is not None:
-        lines = [f"{summary.words(1.0, first)}; wrote {path}"]
-        if reason:
-            lines.append(f"failures are in {failed}; the first: {reason}")
-        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    files = [results, failed, *([rows] if report else [])]
+    with claimed(path, *files):
+        journal = Journal(path, files, {**job, "report": report})
+        finished, first = False, journal.done
+        if first and console is not None:
+            console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
+        status = console.status("") if console is not None else nullcontext()
+        try:
+            with status:
+                for written in _through(source.blocks(first, block), stages, devices, helpers, source.embeds, dask):
+                    new = not journal.done
+                    seconds = summary.add(written)
+                    texts = [csv_head(results) * new + written.results, written.failures]
+                    if report:
+                        head = csv_head(rows).replace("\n", ",seconds\n") * new
+                        texts.append(head + "".join(f"{row[:-1]},{seconds:.3g}\n" for row in written.rows))
+                    journal.commit(written.records, *texts)
+                    if console is not None:
+                        status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
+            if report and journal.done:
+                write_report(path.with_suffix(".html"), _title(path, job), rows, failed, results)
+            if is_hdf5(path) and journal.done:
+                convert_to_hdf5(results, path)
+            finished = True
+        finally:
+            journal.close(finished)
+        for temporary in [*([rows] if report else []), *([results] if results != path else [])]:
+            temporary.unlink()
+        with open(failed, encoding="utf-8") as file:
+            reason = file.readline().strip()
+        if not reason:
+            failed.unlink()
+        if not journal.done:
+            raise BadData("the input has no structures")
+        if not (first or summary.structures):
+            raise BadData(f"none of {summary.records} records could be computed, see {failed}; {reason}")
+        if console is not None:
+            lines = [f"{summary.words(1.0, first)}; wrote {path}"]
+            if reason:
+                lines.append(f"failures are in {failed}; the first: {reason}")
+            console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     summary.warn(remedy)
     return []
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ...core.files import same_file
+from ...core.files import same_file, try_lock
 from ...data import data_files
 from ...errors import BadConfig, BadData
 from ...potentials import find_model
@@ -256,19 +256,15 @@ def exclusive_folder(folder: Path) -> Iterator[None]:
 
 
 def _lock(handle: int, folder: Path) -> None:
-    import fcntl
-
     end = time.monotonic() + _PATIENCE
     while True:
         try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return try_lock(handle, folder / STATE)
         except BlockingIOError:
             if time.monotonic() >= end:
                 raise BadConfig(
                     f"output.folder: another process trains in {folder}; wait for it, or choose another folder"
                 ) from None
-        except OSError:  # a file system without locks
-            return None
         time.sleep(0.1)
 
 
