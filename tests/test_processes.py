@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,8 @@ from torchmdnet2.core import devices as processes
 from torchmdnet2.core import files
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.streams.pipeline import _in_words
+from torchmdnet2.streams import pipeline, run
+from torchmdnet2.streams.pipeline import _in_words, devices_pool, helpers_pool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -144,6 +147,30 @@ def test_processes_that_end(begun, words):
         raise BrokenProcessPool
 
 
+@pytest.mark.parametrize("pool", ["device", "helpers"])
+def test_what_waits_is_not_computed_after_an_error(pool):
+    pools = {"device": lambda: devices_pool(lambda _: time.sleep, ["cpu"]), "helpers": lambda: helpers_pool(1)}
+    futures = []
+    with pytest.raises(KeyError), pools[pool]() as opened:
+        one = opened if pool == "device" else opened(time.sleep, False)
+        futures += [one.submit(0.2) for _ in range(6)]
+        raise KeyError
+    assert futures[-1].cancelled() and futures[-2].cancelled()
+
+
+def test_two_runs_on_one_worker_of_a_cluster_keep_their_models():
+    begun = []
+
+    def setup(name, device):
+        begun.append(name)
+        return f"{name} {{}}".format
+
+    jobs = {name: partial(pipeline._run_job, f"job {name}", partial(setup, name), "cpu") for name in "abc"}
+    assert [jobs[name](1) for name in "abab"] == ["a 1", "b 1", "a 1", "b 1"] and begun == ["a", "b"]
+    assert [jobs[name](2) for name in "cba"] == ["c 2", "b 2", "a 2"]
+    assert begun == ["a", "b", "c", "a"] and len(pipeline._jobs) == 2  # the last ones
+
+
 def test_two_runs_do_not_write_the_same_files(tmp_path):
     """The second one of md, relax and score is refused, and reads and changes nothing; the end of the first frees its
     files, also where it was killed."""
@@ -224,6 +251,12 @@ def test_processes_of_a_daemon_and_commands_in_a_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing.process.current_process(), "_config", {"daemon": True})
     with pytest.raises(BadConfig, match=r"a worker of a multiprocessing\.Pool cannot start"):
         torchmdnet2.relax(tiny_potential(), [ethanol(), ethanol()], steps=1, devices="cpu,cpu")
+    through = run._through  # helpers, as beside a GPU, are done without
+    monkeypatch.setattr(
+        run, "_through", lambda blocks, stages, names, *_: through(blocks, stages, names, 2, True, None)
+    )
+    (outcome,) = torchmdnet2.score(tiny_potential(), [ethanol()])
+    assert outcome.structures
     monkeypatch.undo()
     save(tiny_potential(), tmp_path / "m.tmn")
     write(tmp_path / "a.xyz", ethanol())

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-__all__ = ["Journal", "Pool", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order"]
+__all__ = [
+    "Journal", "Pool", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order", "may_have_children",
+]  # fmt: skip
 
 _AHEAD = 2  # number of blocks that wait for each device
 _Item = TypeVar("_Item")
+_Executor = TypeVar("_Executor", bound=Executor)
 Work = Callable[[Any], Any]
 """Computes a block, or a stage of it."""
 
@@ -39,7 +42,8 @@ Setup = Callable[[str], Work]
 """Returns the function that computes blocks on a device. It is sent to each process and called there once."""
 
 _work: Work
-_job = ""  # job of a cluster to which `_work` belongs
+_jobs: dict[str, Work] = {}  # of the last runs on this worker of a cluster
+_JOBS = 2  # most of them
 _LOCK = threading.Lock()
 
 
@@ -113,7 +117,7 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
     the processes have started, which takes seconds.
 
     Args:
-        count: number of processes.
+        count: number of processes. A worker of a multiprocessing.Pool may not start any: see `may_have_children`.
 
     Raises:
         RuntimeError: as `devices_pool`.
@@ -121,7 +125,7 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
     context = _context()
     begun = context.Event()
     executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun,))
-    with executor, _in_words(begun.is_set):
+    with _ended(executor), _in_words(begun.is_set):
         for _ in range(count):  # processes are started when there is something to do
             executor.submit(int)
 
@@ -129,6 +133,11 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
             return executor.submit(work, block) if begun.is_set() or not quick else _done(work, block)
 
         yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
+
+
+def may_have_children() -> bool:
+    """Whether this process may start others; a worker of a multiprocessing.Pool may not."""
+    return not multiprocessing.current_process().daemon
 
 
 def _context() -> Any:
@@ -177,32 +186,41 @@ def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[Pool]:
 
 
 def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
-    """Compute a block on a worker of a cluster, which may have several threads."""
-    global _job
+    """Compute a block on a worker of a cluster, which may have several threads and serve several runs."""
     with _LOCK:
-        if _job != job:
-            _begin(setup, device)
-            _job = job
-        return _work(block)
+        work = _jobs.pop(job, None) or setup(device)
+        _jobs[job] = work  # the last one
+        while len(_jobs) > _JOBS:
+            del _jobs[next(iter(_jobs))]
+        return work(block)
 
 
 @contextmanager
 def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     """Yield the pool of this host's devices."""
     if len(devices) == 1:
-        with ThreadPoolExecutor(1) as thread:
+        with _ended(ThreadPoolExecutor(1)) as thread:
             work = thread.submit(setup, devices[0])  # kept here: other runs of this process have threads too
             yield Pool(lambda block: thread.submit(lambda: work.result()(block)), lambda: 1)
         return
-    if multiprocessing.current_process().daemon:
+    if not may_have_children():
         raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
     context = _context()
     queue = context.SimpleQueue()
     for device in devices:
         queue.put(device)
     executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
-    with executor, _in_words(queue.empty):
+    with _ended(executor), _in_words(queue.empty):
         yield Pool(lambda block: executor.submit(_run, block), lambda: len(devices))
+
+
+@contextmanager
+def _ended(executor: _Executor) -> Iterator[_Executor]:
+    """End an executor with the block; after an error in it, what waits is not computed."""
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from ..md.setup import fingerprint
 from ..potential.potential import Potential
 from .batches import BatchOptions
 from .conformers import Preparation, Ranking, require_rdkit
-from .pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order
+from .pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order, may_have_children
 from .records import (
     Outcome,
     Outcomes,
@@ -393,10 +393,11 @@ def _through(
         blocks: blocks of records that are not parsed.
         stages: stages of each block.
         devices, dask: as for `devices_pool`.
-        helpers: number of processes that prepare and finish; with 0, the process that computes a block does all.
+        helpers: number of processes that prepare and finish; with 0, and where this process may start none, the
+            process that computes a block does all.
         slow: True if conformers are made, which is left to the helpers.
     """
-    if not helpers:
+    if not helpers or not may_have_children():
         with devices_pool(stages.whole, devices, dask) as pool:
             yield from in_order(blocks, pool)
         return
