@@ -100,19 +100,21 @@ def program(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(text: str, work: Path, name: str = "page") -> list[str]:
+def run(text: str, work: Path, name: str = "page", python: str | Path = sys.executable) -> list[str]:
     """Run the blocks of a page in a folder, as tutorial_NAME.py; returns what each printed.
+
+    Its commands are first looked for beside `python`.
 
     Raises:
         RuntimeError: a block failed, with what it printed.
     """
     file = work / f"tutorial_{name}.py"  # a lammps.py would be imported instead of LAMMPS
     file.write_text(program(text), encoding="utf-8")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(Path(python).parent), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     # an empty entry would be the folder itself
     search = os.pathsep.join([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
     environment = {**os.environ, "MPLBACKEND": "agg", "PATH": path, "PYTHONPATH": search, "COLUMNS": "100"}
-    done = subprocess.run([sys.executable, file.name], cwd=work, env=environment, capture_output=True, text=True)
+    done = subprocess.run([python, file.name], cwd=work, env=environment, capture_output=True, text=True)
     if done.returncode:
         file.unlink()
         raise RuntimeError(f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
@@ -133,14 +135,14 @@ def shown(text: str, printed: list[str]) -> str:
     return "".join(parts) + text[place:]
 
 
-def prepare(work: Path, epochs: int | None = None) -> None:
+def prepare(work: Path, epochs: int | None = None, python: str | Path = sys.executable) -> None:
     """The files of the repository that pages use, and the model of the quickstart (30 epochs, or fewer)."""
     for name in ("examples", "configs"):
         if not (work / name).exists():
             (work / name).symlink_to(ROOT / name)
     if not (work / QUICKSTART).exists():
         short = f" --set training.max_epochs={epochs}" if epochs else ""
-        run(f"```sh\ntorchmdnet2 train configs/quickstart.yaml{short}\n```\n", work)
+        run(f"```sh\ntorchmdnet2 train configs/quickstart.yaml{short}\n```\n", work, python=python)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm import warm_python
 
 ROOT = Path(__file__).parents[1]
 _PYTHON = sys.version_info >= (3, 11)  # with 3.10 the interpreter of Triton 3.7 fails in the first kernel
@@ -26,7 +27,7 @@ def _run(arguments: list[str], timeout: float | None) -> subprocess.CompletedPro
     if not _PYTHON:
         pytest.skip("Triton's interpreter needs Python 3.11")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *arguments]
+    command = [warm_python(), *arguments]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "docs" / "tutorials").glob("*.md"))
@@ -27,8 +28,8 @@ def tutorials():
 def ran(tutorials, tmp_path_factory):
     """Runs a page, and before it those whose files it uses; gives its text, outputs and the folder."""
     pytest.importorskip("matplotlib")
-    work, done = tmp_path_factory.mktemp("tutorials"), {}
-    tutorials.prepare(work, epochs=1)
+    work, done, python = tmp_path_factory.mktemp("tutorials"), {}, warm_python()
+    tutorials.prepare(work, 1, python)
 
     def run(name):
         if name not in done:
@@ -36,7 +37,7 @@ def ran(tutorials, tmp_path_factory):
             for earlier in set(tutorials.after(text)) - {"quickstart"}:
                 run(earlier)
             part = tutorials.runnable(text)
-            done[name] = part, tutorials.run(part, work, name)
+            done[name] = part, tutorials.run(part, work, name, python)
         return (*done[name], work)
 
     return run

@@ -1,0 +1,48 @@
+"""Programs in copies of a process that has PyTorch loaded are as those that Python starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from warm import warm_python
+
+PROGRAM = """
+import os, sys
+print(sys.argv, os.getcwd(), __name__, os.environ["WORD"], os.environ.get("OTHER"), input(), sys.path[0])
+print("said", file=sys.stderr)
+if sys.argv[1] == "kill":
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9)
+if sys.argv[1] == "raise":
+    raise ValueError("wrong")
+sys.exit({"three": 3, "text": "a text"}.get(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("how", ["none", "three", "text", "raise", "kill"])
+def test_the_same_as_a_process_of_its_own(how, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTHER", "x")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "WORD": "w"}
+    del environment["OTHER"]
+    found = [
+        subprocess.run(
+            [python, "program.py", how, "a b", ""], cwd=tmp_path, env=environment, input="line\n", text=True,
+            capture_output=True,
+        )
+        for python in (warm_python(), sys.executable)
+    ]  # fmt: skip
+    assert [run.returncode for run in found] == [{"three": 3, "text": 1, "raise": 1, "kill": -9}.get(how, 0)] * 2
+    assert found[0].stdout == found[1].stdout and "line" in found[0].stdout
+    ends = [run.stderr.splitlines()[-1] for run in found]
+    assert ends[0] == ends[1] and ("said" in ends[0] or how in ("text", "raise"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_command():
+    run = subprocess.run([warm_python().parent / "torchmdnet2", "info", "nothing"], capture_output=True, text=True)
+
+    assert run.returncode == 1 and "no potential has this name" in run.stderr

@@ -1,0 +1,148 @@
+"""Python programs of tests as copies of a process that has PyTorch loaded: each would take three seconds to load it.
+
+A program has its own arguments, working directory, environment, standard streams and exit code. For what is said of the
+start of Python, or signals, tests start Python itself.
+
+    python warm.py serve SOCKET                 load, then start a copy for each client, until the standard input ends
+    python warm.py SOCKET -m module ARGUMENTS   run a program in a copy, as `python -m module ARGUMENTS` would
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def warm_python() -> Path:
+    """A `python` whose programs are such copies, and `torchmdnet2` beside it; where there is no fork, Python itself."""
+    if not hasattr(os, "fork"):
+        return Path(sys.executable)
+    folder = tempfile.mkdtemp()
+    place = os.path.join(folder, "socket")
+    command = [sys.executable, __file__, "serve", place]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.communicate)
+    assert server.stdout and server.stdout.readline() == "ready\n"
+    for name, program in (("python", ""), ("torchmdnet2", "-m torchmdnet2 ")):
+        file = Path(folder, name)
+        file.write_text(f'#!/bin/sh\nexec {sys.executable!r} -I -S {__file__!r} {place!r} {program}"$@"\n')
+        file.chmod(0o755)
+    return Path(folder, "python")
+
+
+def ask(place: str, arguments: list[str]) -> None:
+    """Run a program in a copy, and end as it does; or, where mpiexec started it and talks to it, in Python itself."""
+    if "PMI_FD" in os.environ:
+        os.execv(sys.executable, [sys.executable, *arguments])
+    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(place)
+        socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        server.sendall(request)
+        code = int(server.makefile().read())
+    if code < 0:
+        with contextlib.suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)  # not of SIGKILL
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def serve(place: str) -> None:
+    import select
+    import shutil
+
+    import ase.io
+    import scipy.special
+    import torch
+
+    import torchmdnet2.cli
+
+    del ase, scipy, torch, torchmdnet2
+    with contextlib.suppress(ImportError):
+        import matplotlib.figure
+        import numba
+
+        del matplotlib, numba
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        listener.listen(64)
+        print("ready", flush=True)
+        while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+            client, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                answer(client)
+                os._exit(0)
+            client.close()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:  # copies that have ended
+                    pass
+    shutil.rmtree(Path(place).parent)
+
+
+def answer(client: socket.socket) -> None:
+    """Run what a client asks for, and tell it the exit code."""
+    size, streams, _, _ = socket.recv_fds(client, 4, 3)
+    request = client.makefile("rb").read(int.from_bytes(size, "big"))
+    program = os.fork()
+    if program == 0:
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        client.close()
+        os._exit(run(*json.loads(request)))
+    client.sendall(str(os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])).encode())
+
+
+def run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
+    """Run a program in this process; returns its exit code."""
+    import random
+    import runpy
+    import traceback
+
+    import numpy as np
+
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    random.seed()
+    np.random.seed()
+    code: Any = 0
+    try:
+        if arguments[0] == "-m":
+            sys.argv, sys.path[0] = arguments[1:], folder
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent.resolve())
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    return code or 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2])
+    else:
+        ask(sys.argv[1], sys.argv[2:])
