@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
 
 import numpy as np
 import pytest
 
+from torchmdnet2.errors import BadData
 from torchmdnet2.streams import records
 from torchmdnet2.streams.records import RecordFile, _decoded, _read_sdf, _read_xyz
 
@@ -20,6 +22,9 @@ PIECES = {
         WATER[:-14],
         WATER + "H 1.0 0.0 0.0\n",
         "junk\n",
+        "9" * 20 + "\n",
+        "9" * 5000 + "\n",
+        "²\n",
         "\n",
         "  \n",
         "VEC1 1.0 0.0 0.0\n",
@@ -57,6 +62,11 @@ def _content(record):
 
 
 FRAMES = [
+    "1\nunits_of_length=bohr\nHe 0.0 0.0 0.0\n",
+    "1\nunits_of_length=bohr\nHe 0.0 0.0 2.0\n",
+    "2\nc\nH 0.0 0.0 0.0\nH 0.0 0.0 1.0\n",
+    "2\nc\nH 0.0 0.0\n0.0 H 0.0 0.0 1.0\n",
+    '2\nv="1.0 2.0 3.0"\nH 0.0 0.0 0.0\nH 0.0 0.0 1.0\n',
     WATER,
     WATER.replace("0.3", "0.4"),
     WATER.replace("H 0.1", "D 0.1"),
@@ -76,15 +86,39 @@ FRAMES = [
 def test_frames_are_parsed_as_if_each_was_the_first(tmp_path):
     draw = random.Random(2)
     for _ in range(60):
-        frames = draw.choices(FRAMES, k=8) + draw.choices(FRAMES[:2], k=4)
+        frames = draw.choices(FRAMES, k=12) + FRAMES[:5]
         draw.shuffle(frames)
+        frames += FRAMES[:5] + FRAMES[4:5]
         for k, (record, alone) in enumerate(zip(_parsed("".join(frames)), frames, strict=True)):
             (other,) = _parsed(alone)
             assert record.error == other.error, (k, frames)
             for a, b in zip(record.starts, other.starts, strict=True):
-                assert a == b and a.info == b.info and np.array_equal(a.get_masses(), b.get_masses())
+                assert a == b and str(a.info) == str(b.info) and np.array_equal(a.get_masses(), b.get_masses())
                 assert (a.calc is None) == (b.calc is None) and a.info is not b.info
 
 
 def _parsed(text):
     return [record.parsed() for record in _read_xyz(io.StringIO(text))]
+
+
+def test_copies_share_nothing():
+    one, two = (record.starts[0] for record in _parsed('1\nv="1.0 2.0 3.0"\nH 0.0 0.0 1.0\n' * 2))
+    two.info["v"][0] = 9.0
+    assert one.info["v"][0] == 1.0
+
+
+def test_blocks_of_large_records_are_small(tmp_path, monkeypatch):
+    path = tmp_path / "in.xyz"
+    path.write_text(WATER * 50)
+    monkeypatch.setattr(records, "_TEXT", 100)
+    monkeypatch.setattr(records, "_MOST", 400)
+    sizes = [len(list(block)) for block in RecordFile(str(path)).blocks(0, 1000)]
+    assert sum(sizes) == 50 and max(sizes) < 15
+
+
+@pytest.mark.parametrize("text", [gzip.compress(WATER.encode() * 9)[:-20], b"3 no gzip"])
+def test_a_damaged_compressed_file_is_named(tmp_path, text):
+    path = tmp_path / "in.xyz.gz"
+    path.write_bytes(text)
+    with pytest.raises(BadData, match=r"in\.xyz\.gz: it cannot be decompressed"):
+        list(RecordFile(str(path)))

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from os import PathLike
@@ -619,17 +620,21 @@ class FrameParser:
         Raises:
             BadData: the frame is damaged, or its statements contradict each other.
         """
-        words = lines.split()
-        whole = len(words) == 4 * size and lines.endswith("\n") and not vectors  # else it may be cut off
+        rows = [line.split() for line in lines.split("\n")]
+        words = [word for row in rows for word in row]
+        # a frame whose last line has no end may be cut off
+        whole = all(len(row) == 4 for row in rows[:-1]) and not rows[-1] and len(words) == 4 * size and not vectors
         positions = _positions(words) if whole else None
         if positions is not None and self._last is not None and (comment, words[::4]) == self._last[:2]:
             atoms = self._last[2].copy()
-            atoms.positions = positions
+            atoms.positions, atoms.info = positions, deepcopy(atoms.info)
             return atoms
         atoms = _completed(_of_xyz((comment, lines.splitlines(keepends=True), size, vectors), where), where)
-        # with units of length or other columns, its positions are not these numbers
-        if positions is not None and atoms.calc is None and np.array_equal(atoms.positions, positions):
+        # with units of length or other columns, its positions are not these numbers, unless all are 0
+        plain = positions is not None and positions.any() and np.array_equal(atoms.positions, positions)
+        if plain and atoms.calc is None:
             self._last = comment, words[::4], atoms.copy()
+            self._last[2].info = deepcopy(atoms.info)
         return atoms
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -142,11 +144,13 @@ def may_have_children() -> bool:
 
 def _context() -> Any:
     """Return how processes start: where the system can do it, as copies of one that has imported this package."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"{__package__}.run"])
-    return context
+    if sys.platform == "linux":  # PyTorch cannot be copied safely on macOS
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([f"{__package__}.run"])
+        with suppress(OSError):  # the path of the folder for temporary files is too long for a socket
+            forkserver.ensure_running()
+            return context
+    return multiprocessing.get_context("spawn")
 
 
 def _done(work: Work, block: Any) -> Future[Any]:

@@ -9,7 +9,10 @@ from extended XYZ at the end.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import lzma
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -230,8 +233,20 @@ class RecordFile:
 
         Args:
             first: number of the first record.
-            size: number of records in a block; the last one, and one before a damaged record, may have fewer.
+            size: number of records in a block; the last one, one before a damaged record, and one of large records may
+                have fewer.
+
+        Raises:
+            BadData: the file is compressed and damaged.
         """
+        try:
+            yield from self._blocks(first, size)
+        except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+            raise BadData(
+                f"{self.path}: it cannot be decompressed ({error}): compress or copy the file again"
+            ) from None
+
+    def _blocks(self, first: int, size: int) -> Iterator[Iterable[Record]]:
         if self._split is None:
             yield from blocks_of(islice(self._at_once(), first, None), size)
             return
@@ -242,7 +257,7 @@ class RecordFile:
                 text += more
                 ends, damaged = self._cut(text)
                 begin = done = 0
-                while len(ends) - done >= size or (damaged and len(ends) > done):
+                while len(ends) - done >= size or (len(ends) > done and (damaged or len(text) - begin > _MOST)):
                     count = min(size, len(ends) - done)
                     if number < first < number + count:
                         count = first - number
@@ -294,7 +309,7 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
     while head:
         if not head.strip():
             head = file.readline()
-        elif not head.strip().isdigit():
+        elif not _is_count(head.strip()):
             shown = head.strip()[:40]
             yield Record(0, error=f"a number of atoms is expected where a frame begins, not '{shown}'")
             head = _next_head(file)
@@ -317,6 +332,11 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
                 head = _next_head(file)
             else:
                 yield Record(0, parse=partial(parser, comment.strip(), "".join(lines), size, vectors, "it"))
+
+
+def _is_count(text: str | bytes) -> bool:
+    """Return whether a text is a number of atoms, of at most nine digits."""
+    return len(text) < 10 and text.isascii() and text.isdigit()
 
 
 def _next_head(file: TextIO) -> str:
@@ -355,7 +375,7 @@ def _cut_xyz(text: bytes) -> tuple[list[int], bool]:
         if line == whole:
             return found, False
         head = text[starts[line] : starts[line + 1]].strip()
-        if not head.isdigit():
+        if not _is_count(head):
             return found, True
         first, last = line + 2, line + 2 + int(head)
         known = min(last, whole)
@@ -385,6 +405,7 @@ def _cut_sdf(text: bytes) -> tuple[list[int], bool]:
 
 
 _TEXT = 2**24  # bytes that are read together
+_MOST = 2**26  # bytes from which on a block has fewer records
 _CUTS: dict[str, _Cut] = {".sdf": _cut_sdf, ".xyz": _cut_xyz, ".extxyz": _cut_xyz}
 _READERS = {
     ".sdf": _read_sdf, ".mol": _read_sdf, ".smi": _read_smiles, ".smiles": _read_smiles, ".xyz": _read_xyz,

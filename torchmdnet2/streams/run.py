@@ -470,8 +470,8 @@ def _stream(
     failed, rows = path.with_name(path.stem + ".failed.txt"), path.with_name(path.stem + ".rows.csv")
     if report:
         require_plots()
-    files = [results, failed, *([rows] if report else [])]
-    with claimed(path, *files):
+    files, pages = [results, failed, *([rows] if report else [])], [path.with_suffix(".html")] if report else []
+    with claimed(path, *files, *pages):
         journal = Journal(path, files, {**job, "report": report})
         finished, first = False, journal.done
         if first and console is not None:
