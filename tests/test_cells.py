@@ -279,7 +279,10 @@ def test_compiled_kernels_agree(coulomb, monkeypatch):
     again = evaluator(molecule)
     assert torch.equal(again.energy, before.energy) and torch.equal(again.forces, before.forces)
     assert float(found.energy - expected.energy) == pytest.approx(0, abs=2e-4)
-    assert (found.forces - expected.forces).abs().max() < 1e-4 and (found.stress - expected.stress).abs().max() < 1e-5
+    # charges of 5 e give forces of 41 eV/Å, whose last digits in float32 differ between processors
+    rounding = 4e-6 * float(expected.forces.abs().max())
+    assert (found.forces - expected.forces).abs().max() < rounding
+    assert (found.stress - expected.stress).abs().max() < 1e-5
     report = evaluator.report(cell)
     assert ("by autograd: Coulomb" in report) is (coulomb == "pme")
     assert "compiled TensorNet kernels" in report and "Coulomb" in report and f"by {coulomb.upper()}" in report
@@ -289,7 +292,8 @@ def test_compiled_kernels_agree(coulomb, monkeypatch):
     bound.replay()
     moved = exact(cell.replace(pos=cell.pos * 1.02, cell=cell.cell * 1.02), stress=True)
     assert bound.check() and bound.compiled
-    assert (bound.forces - moved.forces).abs().max() < 1e-4 and (bound.stress - moved.stress).abs().max() < 1e-5
+    assert (bound.forces - moved.forces).abs().max() < rounding
+    assert (bound.stress - moved.stress).abs().max() < 1e-5
 
 
 def test_aimnet2_in_ase():

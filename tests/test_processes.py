@@ -178,13 +178,19 @@ def test_two_runs_do_not_write_the_same_files(tmp_path):
         "import sys\nfrom pathlib import Path\nfrom torchmdnet2.core.files import claimed\n"
         "with claimed(*map(Path, sys.argv[1:])):\n    print('ready', flush=True)\n    sys.stdin.read()"
     )
-    names = [str(tmp_path / name) for name in ("md", "t.xyz", "o.failed.txt")]
+    names = [str(tmp_path / name) for name in ("md", "t.xyz", "o.failed.txt", "r.1.xyz", "table.csv")]
     runs = [
         lambda: run_md(tiny_potential(), ethanol(), MDOptions(steps=2, output=names[0], restart=True)),
         lambda: run_md(tiny_potential(), ethanol(), MDOptions(steps=2, output=names[0])),
         lambda: run_md(
             tiny_potential(), ethanol(), MDOptions(steps=2, trajectories=(names[1],), output=f"{names[0]}2")
         ),
+        lambda: run_md(
+            tiny_potential(),
+            ethanol(),
+            MDOptions(steps=2, replicas=2, trajectories=(str(tmp_path / "r.xyz"),), output=f"{names[0]}3"),
+        ),
+        lambda: torchmdnet2.score(tiny_potential(), [ethanol()], tmp_path / "table.csv"),
         lambda: torchmdnet2.score(tiny_potential(), [ethanol()], tmp_path / "o.csv"),
         lambda: torchmdnet2.relax(tiny_potential(), [ethanol()], tmp_path / "o.xyz", steps=1),
     ]
