@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ from torchmdnet2 import Potential, System, __version__, load
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
+from torchmdnet2.data.labels import KEY_OPTIONS, missing_key
 
 CONFIG = {
     "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0},
@@ -313,6 +315,32 @@ def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     assert "no frame has 'forces'" in fails(capsys, 1, *only)
     _, out, _ = run(capsys, *only, "--forces-key", "null", "--json")
     assert json.loads(out).keys() == {"frames", "energy", "energy_per_atom"}
+    plain = [*only, "--forces-key", "null", "--charge-key"]
+    assert "no frame has 'Q', which is given as charge" in (said := fails(capsys, 1, *plain, "Q"))
+    assert "`evaluate` --charge-key null" in said and run(capsys, *plain, "null")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        *((name, f"(in `evaluate` --{name}-key null, in `train` --set data.keys.{name}=null)") for name in KEY_OPTIONS),
+        ("scalar:loss_weight", "Set weight to null if it has none (in `train` --set data.keys.weight=null)"),
+        ("scalar:group", "Set group to null if it has none (in `train` --set data.keys.group=null)"),
+        ("scalar:config_type", "take config_weights out of training.loss"),
+        ("scalar:gap", "take gap out of data.keys.properties"),
+    ],
+)
+def test_the_remedy_for_a_missing_label_is_one_that_there_is(capsys, tmp_path, name, remedy):
+    said = str(missing_key(name, "X", ["Y"], "a.xyz"))
+    assert remedy in said
+    for option in re.findall(r"--\w+-key", said):
+        _, out, _ = run(capsys, "evaluate", "--help")
+        assert f"{option} NAME" in out
+    text = {"model": {"name": "tensornet"}, "data": {"train": "a.xyz", "keys": {}}}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(text))
+    for key in re.findall(r"--set data.keys.(\w+)=null", said):
+        code, out, _ = run(capsys, "config", tmp_path / "a.yaml", "--set", f"data.keys.{key}=null")
+        assert code == 0 and yaml.safe_load(out)["data"]["keys"][key] is None
 
 
 def test_evaluate_writes_predictions(capsys, folder, tmp_path):

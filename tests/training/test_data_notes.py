@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 from crystals import crystals
 
@@ -52,6 +53,21 @@ def test_repeated_training_frames(raw_config, tmp_path):
     again = len(drawn) - len(structures)
     expected = [f"{again} of {len(drawn)} training frames repeat the structure of another one"]
     assert notes(raw) == (expected if again else [])
+
+
+@pytest.mark.parametrize(("name", "value", "count"), [("charge", 2, 0), ("spin", 3, 0), (None, None, 1)])
+def test_equal_structures_of_other_energy(raw_config, tmp_path, name, value, count):
+    """Only with the same charge and spin they cannot both be learned."""
+    frames = make_frames(20)
+    again = frames[3].copy()
+    again.calc = SinglePointCalculator(again, **frames[3].calc.results)
+    again.calc.results["energy"] += 1.0
+    if name is not None:
+        again.info[name] = value
+    raw = written(raw_config, tmp_path, [*frames, again])
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    found = [note for note in notes(raw) if "structure of another one and another energy" in note]
+    assert len(found) == count and all("by up to 1 eV" in note and "cannot both be learned" in note for note in found)
 
 
 def test_gradients_instead_of_forces(raw_config, tmp_path):

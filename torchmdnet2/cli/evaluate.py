@@ -32,6 +32,7 @@ __all__ = ["add"]
 
 _UNITS = ("energy", "length", "forces", "stress", "dipole")
 _LABELS = ("energy", "forces", "stress", "virial", "charges", "dipole")
+_KEYS = (*_LABELS, "charge", "spin")
 
 
 def add(command: Command) -> None:
@@ -47,8 +48,11 @@ def add(command: Command) -> None:
     test.add_argument(
         "--format", help="format of the data, as data.format of a training (default: auto, by the name of a file)"
     )
-    for name in _LABELS:
-        test.add_argument(f"--{name}-key", metavar="NAME", help=f"{name} in the data; null: none (default: as trained)")
+    for name in _KEYS:
+        none = "none" if name in _LABELS else "as the data state it"
+        test.add_argument(
+            f"--{name}-key", metavar="NAME", help=f"{name} in the data; null: {none} (default: as trained)"
+        )
     for name in _UNITS:
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
@@ -177,7 +181,7 @@ def _models(options: argparse.Namespace) -> list[str]:
 
 def _given(options: argparse.Namespace, kind: str) -> dict[str, str | None]:
     """Return the keys or units of the command line."""
-    named = {name: getattr(options, f"{name}_{kind}", None) for name in ("energy", "length", *_LABELS)}
+    named = {name: getattr(options, f"{name}_{kind}", None) for name in ("length", *_KEYS)}
     return {name: None if value == "null" else value for name, value in named.items() if value is not None}
 
 

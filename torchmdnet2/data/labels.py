@@ -19,9 +19,9 @@ from ..system import System
 from ..units import OWN_UNITS, UNITS, factor
 
 __all__ = [
-    "CONFIG_TYPE", "GROUP", "LABELS", "LEVEL", "SHAPES", "LabelShape", "LabelSpec", "Names", "any_factor",
-    "checked_keys", "extra_spin", "full_tensor", "key_names", "kind_code", "label_factors", "label_names",
-    "missing_key", "stated_key", "stress_of", "structure_keys", "unit_names",
+    "CONFIG_TYPE", "GROUP", "KEY_OPTIONS", "LABELS", "LEVEL", "LOSS_WEIGHT", "SHAPES", "LabelShape", "LabelSpec",
+    "Names", "any_factor", "checked_keys", "extra_spin", "full_tensor", "key_names", "kind_code", "label_factors",
+    "label_names", "missing_key", "stated_key", "stress_of", "structure_keys", "unit_names",
 ]  # fmt: skip
 
 
@@ -30,6 +30,9 @@ CONFIG_TYPE = "scalar:config_type"
 
 GROUP = "scalar:group"
 """The label of frames that belong together, such as the frames of a scan; a number for a word, as `CONFIG_TYPE`."""
+
+LOSS_WEIGHT = "scalar:loss_weight"
+"""The label of factors of the frames' parts of the loss."""
 
 LEVEL = "scalar:level"
 """The label of frames of several levels of theory: the place of their level in a list of names."""
@@ -259,9 +262,25 @@ def missing_key(name: str, key: str, available: Iterable[str], where: str) -> Ba
         )
     return BadData(
         f"{where}: no frame has '{key}', which is given as {own}{did_you_mean(key, known) or '.'} "
-        f"The file has: {', '.join(known)}. Set {own} to null if it has none (in `evaluate` --{own}-key null, "
-        f"in `train` --set data.keys.{own}=null)."
+        f"The file has: {', '.join(known)}. {_without(name, own)}."
     )
+
+
+KEY_OPTIONS = ("energy", "forces", "stress", "virial", "charges", "dipole", "charge", "spin")
+"""Names with an option of `evaluate`, as in --energy-key."""
+
+_SETTINGS = {LOSS_WEIGHT: "weight", GROUP: "group"}
+
+
+def _without(name: str, own: str) -> str:
+    """What to do if the file has no such entry."""
+    if name == CONFIG_TYPE:
+        return "If it has none, take config_weights out of training.loss"
+    if name in LABELS and name not in LABELS.keys() and name not in _SETTINGS:
+        return f"If it has none, take {own} out of data.keys.properties"
+    option = f"in `evaluate` --{own}-key null, " if name in KEY_OPTIONS else ""
+    key = _SETTINGS.get(name, own)
+    return f"Set {key} to null if it has none ({option}in `train` --set data.keys.{key}=null)"
 
 
 def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, float]:

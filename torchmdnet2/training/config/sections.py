@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ... import units
 from ...data.datasets import make_published
-from ...data.labels import CONFIG_TYPE, GROUP, LABELS, LEVEL, SHAPES, any_factor
+from ...data.labels import CONFIG_TYPE, GROUP, LABELS, LEVEL, LOSS_WEIGHT, SHAPES, any_factor
 from ...data.reader import find_format
 from ...errors import BadData, MissingBackend
 from ...potential.potential import Potential, Result
@@ -33,8 +33,6 @@ __all__ = [
 
 
 DIPOLE_NORM = "dipole_norm"
-
-LOSS_WEIGHT = "scalar:loss_weight"
 
 RELATIVE = "relative_energy"
 
