@@ -17,8 +17,8 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadConfig, MissingBackend
 from torchmdnet2.learn import LABELLERS
 from torchmdnet2.learn.config import LabelsConfig
-from torchmdnet2.learn.labellers import LabellingFailed, make_labeller
-from torchmdnet2.learn.labelling import label_frames
+from torchmdnet2.learn.labellers import LabellingFailed, Labels, make_labeller
+from torchmdnet2.learn.labelling import _fault, label_frames
 from torchmdnet2.learn.selection import labels_of, read_frames
 
 MORSE_LABELLER = {"name": "ase", "calculator": "morse", "level_of_theory": "Morse", "arguments": MORSE}
@@ -160,6 +160,13 @@ def test_what_is_missing_is_said_before_anything_is_computed(tmp_path):
         make_labeller({"name": "ase", "calculator": "tersoff", "level_of_theory": "x"}).check()
     with pytest.raises(FileNotFoundError):
         make_labeller({"name": "teacher", "file": str(tmp_path / "none.tmn")})
+
+
+def test_forces_of_other_atoms_and_a_missing_package(monkeypatch):
+    assert _fault(Labels(0.0, np.zeros((2, 3))), 3, None) == "the forces have the shape [2, 3], but there are 3 atoms"
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingBackend, match=r"GFN2-xTB needs tblite: pip install tblite"):
+        make_labeller({"name": "gfn2-xtb"}).check()
 
 
 def test_gfn2_xtb(tmp_path):

@@ -170,6 +170,34 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
         parse_learn_config(named)
 
 
+@pytest.mark.parametrize(
+    ("name", "keys", "error", "message"),
+    [
+        ("one.xyz", {}, BadConfig, r"start\.file: has one frame; at least two are needed"),
+        ("bare.xyz", {}, BadData, r"bare\.xyz, frame 2: the frame has no energy; set start\.labelled to false"),
+        ("good.xyz", {"labels__max_force": 1e-6}, BadData, "start frame 0 cannot be labelled: a force of"),
+        ("junk.xyz", {"start__labelled": False}, BadData, r"junk\.xyz: the file cannot be read as structures: "),
+        ("hot.xyz", {"start__labelled": False}, BadData, "round 0: only one frame was labelled; two are needed"),
+    ],
+)
+def test_start_frames_that_cannot_be_used(raw_learn, tmp_path, name, keys, error, message):
+    good = [labelled(water_like(seed)) for seed in range(2)]
+    hot = water_like(1)
+    hot.positions[1] *= 0.3
+    frames = {
+        "one.xyz": good[:1],
+        "bare.xyz": [*good, water_like(2)],
+        "good.xyz": good,
+        "hot.xyz": [water_like(0), hot],
+    }
+    if name in frames:
+        write(tmp_path / name, frames[name], format="extxyz")
+    else:
+        (tmp_path / name).write_text("hello")
+    with pytest.raises(error, match=message):
+        run_learning(parse_learn_config(changed(raw_learn, start__file=str(tmp_path / name), **keys)))
+
+
 def test_a_round_without_any_label_ends_the_run(raw_learn, brittle):
     raw = changed(raw_learn, labels__max_force=1e-6, start__verify=0)
     with pytest.raises(BadData, match="round 1: none of 3 frames could be labelled; the first: a force of"):
@@ -222,6 +250,7 @@ def test_nothing_left_to_select(raw_learn, monkeypatch):
         ({"start__units": {"energy": "eVolt"}}, r"start\.units"),
         ({"start": {}}, r"start\.file: is required"),
         ({"start__labelled": False, "start__verify": 3}, r"start\.verify: has no effect"),
+        ({"start__labelled": False, "start__level_of_theory": "PBE0"}, r"start\.level_of_theory: has no effect"),
         ({"stop__rounds": 1, "refine": {"max_epochs": 3}}, "refine: has no effect"),
     ],
 )
@@ -260,6 +289,13 @@ def test_a_folder_with_a_run_is_respected(finished, brittle, tmp_path):
         run_learning(parse_learn_config(other), "auto")
     assert run_learning(config, "auto").rounds == first.rounds
     assert fingerprints(tmp_path / "copy") == before
+    record = tmp_path / "copy" / "run.json"
+    then = record.read_text()
+    (file, digest), *_ = json.loads(then)["inputs"].items()
+    record.write_text(then.replace(digest, "0" * 64))
+    with pytest.raises(BadConfig, match=f"{Path(file).name} has changed since; choose another"):
+        run_learning(config, "auto")
+    record.write_text(then)
     more = run_learning(parse_learn_config(changed(raw, labels__budget=6)), "must")
     assert [r.asked for r in more.rounds] == [0, 3, 4, 6]  # goes on where it was
 
