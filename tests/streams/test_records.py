@@ -61,6 +61,10 @@ def _content(record):
     return record.error, record.name, record.molfile, None if record.parse is None else record.parse.args
 
 
+COMMENTS = (
+    "charge=1", "units_of_length=bohr", 'Lattice="9 0 0 0 9 0 0 0 9"', "Properties=species:S:1:pos:R:3",
+    "Properties=pos:R:3:species:S:1", "energy=1.0 Properties=species:S:1:pos:R:3",
+)  # fmt: skip
 FRAMES = [
     "1\nunits_of_length=bohr\nHe 0.0 0.0 0.0\n",
     "1\nunits_of_length=bohr\nHe 0.0 0.0 2.0\n",
@@ -71,15 +75,10 @@ FRAMES = [
     WATER.replace("0.3", "0.4"),
     WATER.replace("H 0.1", "D 0.1"),
     WATER.replace("H 0.1", "C 0.1"),
-    WATER.replace("c", "charge=1"),
     WATER.replace("0.3", "x"),
-    WATER.replace("c", "units_of_length=bohr"),
-    WATER.replace("c", 'Lattice="9 0 0 0 9 0 0 0 9"'),
-    WATER.replace("c", "Properties=species:S:1:pos:R:3"),
-    WATER.replace("c", "Properties=pos:R:3:species:S:1"),
     WATER.replace(" 0.3", ""),
-    WATER.replace("c", "energy=1.0 Properties=species:S:1:pos:R:3"),
     WATER.replace("2.0 3.0", "2.0 3.0 1.0"),
+    *(WATER.replace("c", comment) for comment in COMMENTS),
 ]
 
 

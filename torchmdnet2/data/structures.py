@@ -8,14 +8,11 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
@@ -23,8 +20,8 @@ from .extxyz import BOM, ISOTOPES, raw_frames, structure_of
 from .program_texts import length_factor, program_statements, states_more
 
 __all__ = [
-    "MASSES", "Found", "FrameParser", "Molecule", "database_rows", "files_beside", "from_smiles", "open_found",
-    "open_structures", "read_molecules", "read_structures", "reason", "structure_of_molfile",
+    "MASSES", "Found", "Molecule", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
+    "read_molecules", "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
 ]  # fmt: skip
 
 
@@ -597,53 +594,17 @@ class _Xyz(Sequence):
         return _of_xyz(raw, f"{self.path}, structure {k}" if self._count > 1 else self.path)
 
 
-class FrameParser:
-    """Parses frames of extended XYZ one after the other.
+def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Atoms:
+    """Parse one frame of `raw_frames`.
 
-    Frames of one molecule often differ in their positions only. Such a frame is a copy of the last one with other
-    positions, which takes a third of the time.
+    Args:
+        raw: the frame.
+        where: its name, for messages.
+
+    Raises:
+        BadData: the frame is damaged, or its statements contradict each other.
     """
-
-    def __init__(self) -> None:
-        self._last: tuple[str, list[str], Atoms] | None = None
-
-    def __call__(self, comment: str, lines: str, size: int, vectors: list[str], where: str) -> Atoms:
-        """Return the structure of a frame.
-
-        Args:
-            comment: the comment line.
-            lines: the lines of atoms.
-            size: number of atoms.
-            vectors: lines with lattice vectors, as ADF writes them.
-            where: name of the frame, for messages.
-
-        Raises:
-            BadData: the frame is damaged, or its statements contradict each other.
-        """
-        rows = [line.split() for line in lines.split("\n")]
-        words = [word for row in rows for word in row]
-        # a frame whose last line has no end may be cut off
-        whole = all(len(row) == 4 for row in rows[:-1]) and not rows[-1] and len(words) == 4 * size and not vectors
-        positions = _positions(words) if whole else None
-        if positions is not None and self._last is not None and (comment, words[::4]) == self._last[:2]:
-            atoms = self._last[2].copy()
-            atoms.positions, atoms.info = positions, deepcopy(atoms.info)
-            return atoms
-        atoms = _completed(_of_xyz((comment, lines.splitlines(keepends=True), size, vectors), where), where)
-        # with units of length or other columns, its positions are not these numbers, unless all are 0
-        plain = positions is not None and positions.any() and np.array_equal(atoms.positions, positions)
-        if plain and atoms.calc is None:
-            self._last = comment, words[::4], atoms.copy()
-            self._last[2].info = deepcopy(atoms.info)
-        return atoms
-
-
-def _positions(words: list[str]) -> np.ndarray | None:
-    """Return [N, 3] from the words of lines with an element and three coordinates; None if these are no numbers."""
-    try:
-        return np.array([list(map(float, words[k::4])) for k in (1, 2, 3)]).T
-    except ValueError:
-        return None
+    return _completed(_of_xyz(raw, where), where)
 
 
 def _of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Found:

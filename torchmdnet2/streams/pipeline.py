@@ -18,7 +18,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -144,7 +143,9 @@ def may_have_children() -> bool:
 
 def _context() -> Any:
     """Return how processes start: where the system can do it, as copies of one that has imported this package."""
-    if sys.platform == "linux":  # PyTorch cannot be copied safely on macOS
+    if sys.platform == "linux":  # Windows cannot copy processes, and macOS not safely those with PyTorch
+        from multiprocessing import forkserver
+
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([f"{__package__}.run"])
         with suppress(OSError):  # the path of the folder for temporary files is too long for a socket
