@@ -349,6 +349,9 @@ def test_the_charge_that_dpdata_drops_is_read(tmp_path):
     assert sample.system.charge.item() == -1 and sample.system.spin.item() == 1 and not sample.system.pbc.any()
     assert sample.labels["energy"].item() == pytest.approx(-75.5 * 27.211386245988, abs=1e-6)
     assert sample.labels["forces"][0, 2].item() == pytest.approx(0.01 * 51.422067476, rel=1e-7)
+    (tmp_path / "a.log").write_text(GAUSSIAN + " Normal termination of Gaussian 16\n" + GAUSSIAN)
+    with pytest.raises(BadData, match=r"it has 2 jobs .*read it with the format gaussian-out"):
+        open_dataset(tmp_path / "a.log", format="dpdata/gaussian/log")
     (tmp_path / "a.log").write_text(GAUSSIAN + " Charge =  0 Multiplicity = 1\n")
     with pytest.raises(BadData, match=r"charge is -1 by its line .* and 0 by its line"):
         open_dataset(tmp_path / "a.log", format="dpdata/gaussian/log")

@@ -16,6 +16,7 @@ from ase.io import write
 from torchmdnet2.data import open_dataset
 from torchmdnet2.data.structures import read_structures
 from torchmdnet2.errors import BadData, StructureWarning
+from torchmdnet2.streams.records import RecordFile
 
 POSITIONS = [
     [0.77, 0, 0], [-0.77, 0, 0], [1.36, 1.1, 0], [1.36, -1.1, 0], [-1.36, 1.1, 0], [-1.36, -1.1, 0],
@@ -102,6 +103,17 @@ def test_all_molecules_of_an_sdf_are_read_each_with_its_charge(tmp_path):
         (v2000("M  CHG  1   9  -1\n"), "names atom 9, but there are 6"),
         (v2000()[:200], "it ends after . of its 6 atoms|not a molfile"),
         (v3000().replace("COUNTS 6", "COUNTS 7"), "number of atoms differs"),
+        (v3000().replace("COUNTS 6 0", "COUNTS 6 1"), "number of bonds differs"),
+        (v2000().replace("$$$$\n", "") + v2000(), r"a\.sdf: .*a second molecule begins in line 18 of it: .*\$\$\$\$"),
+        (v2000() + v2000().replace("$$$$\n", "") + v3000(), "molecule 1: .*a second molecule begins in line 18"),
+        (v3000().replace("$$$$\n", "") + v2000(), "a second molecule begins in line"),
+        (v2000() + v2000().replace("M  END\n", ""), "molecule 1: .*no line 'M  END': it is cut off"),
+        (v2000().replace("M  END\n$$$$\n", "") + v2000(), "a second molecule begins in line 17"),
+        (v2000() + v3000().replace("M  END\n", ""), "molecule 1: .*no line 'M  END'"),
+        (v2000().replace("  6  5  0", "  7  5  0"), "says 7 atoms and 5 bonds, and the line of bond 5 is"),
+        (v2000().replace("  6  5  0", "  5  5  0"), "says 5 atoms and 5 bonds, and the line of bond 1 is '-1.36"),
+        (v2000().replace("  6  5  0", "  6  6  0"), "says 6 atoms and 6 bonds, and the line of bond 6 is 'M  CHG"),
+        (v2000().replace("  6  5  0", "  6  4  0"), "says 6 atoms and 4 bonds, and there are more lines"),
     ],
 )
 def test_damaged_molfiles_are_named(tmp_path, text, words):
@@ -110,10 +122,80 @@ def test_damaged_molfiles_are_named(tmp_path, text, words):
         read_structures(tmp_path / "a.sdf")
 
 
+def sdf(symbols, bonds, properties=""):
+    """A V2000 record; its atoms are 1.5 Å apart, `bonds` has (atom, atom, type), counted from 1."""
+    atoms = "".join(f"{1.5 * k:10.4f}{0:10.4f}{0:10.4f} {s:<3} 0  0\n" for k, s in enumerate(symbols))
+    lines = "".join(f"{one:3d}{two:3d}{kind:3d}  0\n" for one, two, kind in bonds)
+    return (
+        f"x\n by hand\n\n{len(symbols):3d}{len(bonds):3d}  0  0  0  0            999 V2000\n{atoms}{lines}"
+        f"{properties}M  END\n$$$$\n"
+    )
+
+
+def ring(kind, n=6):
+    return [(k + 1, (k + 1) % n + 1, kind) for k in range(n)]
+
+
+BARE = {
+    "ethanol": sdf("CCO", [(1, 2, 1), (2, 3, 1)]),
+    "benzene": sdf("CCCCCC", ring(4)),
+    "Kekulé's benzene": sdf("CCCCCC", [(a, b, 1 + k % 2) for k, (a, b, _) in enumerate(ring(1))]),
+    "ethanol with its polar hydrogen": sdf("CCOH", [(1, 2, 1), (2, 3, 1), (3, 4, 1)]),
+    "acetate": sdf("CCOO", [(1, 2, 1), (2, 3, 2), (2, 4, 1)], "M  CHG  1   4  -1\n"),
+}
+WHOLE = {
+    "CCl4": sdf(["C", "Cl", "Cl", "Cl", "Cl"], [(1, k, 1) for k in range(2, 6)]),
+    "CO2": sdf("OCO", [(1, 2, 2), (2, 3, 2)]),
+    "CO": sdf("CO", [(1, 2, 3)], "M  CHG  2   1  -1   2   1\n"),
+    "C60": sdf(["C"] * 60, [(k + 1, (k + d) % 60 + 1, 1) for k in range(60) for d in ((1, 30) if k < 30 else (1,))]),
+    "a carbene": sdf("CFF", [(1, 2, 1), (1, 3, 1)], "M  RAD  1   1   1\n"),
+    "cyanide": sdf("CN", [(1, 2, 3)], "M  CHG  1   1  -1\n"),
+    "without bonds": sdf("CCO", []),
+    "ethene": sdf("CCHHHH", [(1, 2, 2), (1, 3, 1), (1, 4, 1), (2, 5, 1), (2, 6, 1)]),
+    "a carbonyl": sdf(["Ni", "C", "O"], [(1, 2, 1), (2, 3, 2)]),
+    "water": sdf("OHH", [(1, 2, 1), (1, 3, 1)]),
+}
+
+
+@pytest.mark.parametrize("text", BARE.values(), ids=BARE)
+def test_a_molecule_without_its_hydrogens_is_refused(tmp_path, text):
+    (tmp_path / "a.sdf").write_text(WHOLE["water"] + text)
+    with pytest.raises(BadData, match=r"a\.sdf: molecule 1: hydrogens are missing: .*Add them"):
+        read_structures(tmp_path / "a.sdf")
+    with pytest.raises(BadData, match="hydrogens are missing"):
+        open_dataset(tmp_path / "a.sdf")
+    _, record = RecordFile(str(tmp_path / "a.sdf"))
+    assert record.error.startswith("hydrogens are missing") and not record.starts
+
+
+@pytest.mark.parametrize("text", WHOLE.values(), ids=WHOLE)
+def test_molecules_that_have_no_hydrogens_are_read(tmp_path, text):
+    (tmp_path / "a.sdf").write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(read_structures(tmp_path / "a.sdf")) == 1
+
+
+def test_hydrogens_of_a_v3000_file_are_counted(tmp_path):
+    bonds = "M  V30 BEGIN BOND\nM  V30 1 1 1 2\nM  V30 2 1 1 3\nM  V30 3 1 1 4\nM  V30 4 1 2 5\nM  V30 5 1 2 6\n"
+    bonds += "M  V30 END BOND\n"
+    text = v3000("").replace("6 0 0 0 0", "6 5 0 0 0").replace("M  V30 END CTAB\n", f"{bonds}M  V30 END CTAB\n")
+    (tmp_path / "a.sdf").write_text(text)
+    assert len(read_structures(tmp_path / "a.sdf")) == 1  # three neighbors: not counted
+    (tmp_path / "a.sdf").write_text(text.replace("M  V30 5 1 2 6\n", "").replace("6 5 0 0 0", "6 4 0 0 0"))
+    with pytest.raises(BadData, match="hydrogens are missing: by their bonds its carbons need 2 or more"):
+        read_structures(tmp_path / "a.sdf")
+
+
 def test_drawings_and_several_radicals_are_named(tmp_path):
     (tmp_path / "a.sdf").write_text(v2000(header="  program 01010112002D"))
     with pytest.warns(StructureWarning, match="are a drawing"):
         read_structures(tmp_path / "a.sdf")
+    (tmp_path / "a.sdf").write_text(v2000() + v2000(header="  program 01010112002D"))
+    with pytest.warns(StructureWarning, match=r"a\.sdf: molecule 1: the header of the molfile says 2D"):
+        read_structures(tmp_path / "a.sdf")
+    with pytest.warns(StructureWarning, match=r"record 1 \(oxalate\): the header of the molfile says 2D"):
+        assert not any(record.error for record in RecordFile(str(tmp_path / "a.sdf")))
     (tmp_path / "a.sdf").write_text(v2000("M  RAD  2   3   2   5   2\n"))
     with pytest.warns(StructureWarning, match="2 atoms of the molfile are radicals"):
         assert states(tmp_path / "a.sdf") == [(0, None)]
@@ -251,6 +333,57 @@ def test_a_log_of_two_charges_is_an_error(tmp_path):
     (tmp_path / "a.log").write_text(text)
     with pytest.raises(BadData, match=r"the total charge is -1 by its line .* and -2 by its line"):
         read_structures(tmp_path / "a.log", format="gaussian-out")
+
+
+def gaussian_job(route="# hf/3-21g", method="RHF", charge=-2, energy=-377.0, change=("", "")):
+    text = GAUSSIAN_LOG.replace("# hf/3-21g", route).replace("E(RHF)", f"E({method})").replace("-377.0", str(energy))
+    text = text.replace("Charge = -2", f"Charge = {charge}").replace(*change)
+    return text + " 1\\1\\GINC-NODE\\SP\n\n Normal termination of Gaussian 16 at Mon Jan  1 00:00:00 2024.\n"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        gaussian_job(energy=-377.5),
+        gaussian_job("#N Geom=AllCheck Guess=TCheck SCRF=Check GenChk RHF/3-21G Freq", energy=-377.5),
+        gaussian_job("#p hf/3-21G opt=(calcfc,tight) iop(3/124=40)", energy=-377.5, change=(" Entering", " Leaving")),
+    ],
+    ids=["again", "frequencies", "without a header"],
+)
+def test_jobs_of_one_molecule_are_all_read(tmp_path, second):
+    (tmp_path / "a.log").write_text(gaussian_job() + second)
+    found = read_structures(tmp_path / "a.log", format="gaussian-out")
+    assert [atoms.get_potential_energy() / 27.211386 for atoms in found] == pytest.approx([-377, -377.5], abs=1e-3)
+    data = open_dataset(tmp_path / "a.log", format="gaussian-out")
+    assert [sample.system.charge.item() for sample in data] == [-2, -2]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (gaussian_job(charge=0), "job 1 is C2O4, charge -2, .*job 2 is C2O4, charge 0"),
+        (gaussian_job("# b3lyp/6-31g*", "RB3LYP"), "different methods: job 1 .*hf/3-21g.*job 2 .*b3lyp/6-31g"),
+        (gaussian_job("# hf/def2tzvp"), "different methods"),
+        (gaussian_job(change=("\n SCF", "\n EUMP2 = -378\n SCF")), "different methods"),
+        (gaussian_job(change=("\n SCF", "\n Solvent              : Water,\n SCF")), "different methods"),
+        (gaussian_job(change=("      1          6  ", "      1          7  ")), "job 2 is CNO4"),
+    ],
+    ids=["charge", "method", "basis", "MP2", "solvent", "molecule"],
+)
+def test_jobs_of_other_molecules_and_methods_are_named(tmp_path, second, words):
+    (tmp_path / "a.log").write_text(gaussian_job() + second)
+    for read in (read_structures, open_dataset):
+        with pytest.raises(BadData, match=r"a\.log: it has 2 jobs .*split it into a file for each job") as caught:
+            read(tmp_path / "a.log", format="gaussian-out")
+        assert re.search(words, str(caught.value))
+
+
+def test_jobs_of_orca_are_told_apart(tmp_path):
+    head = "$$$$$$$$$$$$$$$$  JOB NUMBER  {} $$$$$$$$$$$$$$\n"
+    other = ORCA_LOG.replace("....   -2", "....    0")
+    (tmp_path / "a.out").write_text(head.format(1) + ORCA_LOG + head.format(2) + other)
+    with pytest.raises(BadData, match=r"it has 2 jobs .*job 1 is C2O4, charge -2, .*job 2 is C2O4, charge 0"):
+        read_structures(tmp_path / "a.out", format="orca-output")
 
 
 # --- extended XYZ ----------------------------------------------------------------------------------------------------

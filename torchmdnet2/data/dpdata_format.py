@@ -22,7 +22,7 @@ from ..errors import BadData, MissingBackend, StructureWarning
 from .ase_formats import FrameReader
 from .extxyz import Frame
 from .labels import Names, label_factors
-from .program_texts import program_statements, states_charges
+from .program_texts import jobs_of, program_statements, states_charges
 from .reader import register_format
 
 __all__ = ["DpdataReader"]
@@ -169,7 +169,13 @@ class DpdataReader(FrameReader):
         found: dict[str, list[Statement]] = {"charge": [], "spin": []}
         for file in self.files if states_charges(self._variant) else ():
             if Path(file).suffix not in (".xyz", ".cube", ".wfn"):
-                for name, stated in program_statements(self._variant, Path(file).read_text(errors="replace")).items():
+                text = Path(file).read_text(errors="replace")
+                if self._variant.startswith("gaussian/") and len(jobs := jobs_of("gaussian-out", text)) > 1:
+                    raise BadData(
+                        f"{file}: it has {len(jobs)} jobs (--Link1-- or a later step), which dpdata takes for one: "
+                        "read it with the format gaussian-out, or split it into a file for each job"
+                    )
+                for name, stated in program_statements(self._variant, text).items():
                     found[name] += stated
         numbers = {name: agreed(stated, name, f"{self.path}: ") for name, stated in found.items()}
         return {name: number for name, number in numbers.items() if number is not None}

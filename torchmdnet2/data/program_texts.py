@@ -1,14 +1,24 @@
-"""Charge, multiplicity and unit of length in texts of programs, which ASE and dpdata leave out."""
+"""Molfiles and SDF; charge, multiplicity, unit of length and jobs in texts of programs."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..core.stated import Statement, whole_number
 from ..errors import BadData
 from ..units import factor
+from .extxyz import ISOTOPES
 
-__all__ = ["length_factor", "program_statements", "states_charges", "states_more"]
+__all__ = [
+    "MASSES", "Molecule", "jobs_of", "length_factor", "level_of", "program_statements", "read_molecules", "reason",
+    "states_charges", "states_more",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from ase import Atoms
 
 _REAL = r"(?P<charge>[+-]?\d+(?:\.\d*)?(?:[deDE][+-]?\d+)?)"
 _LINE, _WORDS, _EMPTY = r"(?:.*\n)", r"(?:.*\S.*\n)", r"(?:[ \t\r]*\n)"
@@ -67,6 +77,56 @@ _CALLED = {
 """Names that programs give to units of length, or to systems of units."""
 
 _ONCE = ("gaussian-in",)  # only the first match counts: further jobs may follow
+
+
+_JOBS = {
+    "gaussian-out": (
+        r"^ *(?:Entering Gaussian System|Entering Link 1 =|Link1: +Proceeding to internal job step|Initial command:|"
+        r"(?:Normal|Error) termination\b)",
+        r"^ *(?:Input|Z-Matrix|Standard) orientation:",
+    ),
+    "orca-output": (r"^\$+ +JOB NUMBER +\d+", r"^CARTESIAN COORDINATES \(ANGSTROEM\)"),
+}  # fmt: skip
+"""Formats of ASE -> where another job may begin, and what each job has."""
+
+_LEVEL = (
+    r"SCF Done: +E\((?:RO|R|U)?(.+?)\)", r"^ *Standard basis: *(\S+)", r"^ *Solvent *: *([^,\s]+)",
+    r"\b(Grimme-D\d\S*)", r"\b(EUMP2|CCSD\(T\)=|E\(CI\)|Wavefunction amplitudes converged)",
+    r"^ *Functional name +\.+ +(\S+)", r"^ *Your calculation utilizes the basis: *(\S+)",
+    r"^ *(E\(CCSD\(T\)\)|E\(MP2\)) ",
+)  # fmt: skip
+"""What the texts of jobs state of method and basis set."""
+
+_ROUTE = re.compile(r"^ -{10,} *\n( *#(?:.*\n)+?) -{10,} *$", re.M)
+_LEVEL_IN_ROUTE = re.compile(r"(?:^|\s)(?:ro|[ru](?=b|hf|mp|cc|pbe|m0|wb|cam))?([\w+().,*-]+/[\w+().,*-]+)")
+
+
+def jobs_of(format: str, text: str) -> list[str]:
+    """Return the text of each job in an output, as of a Gaussian input with `--Link1--`."""
+    begin, needed = _JOBS.get(format, ("", ""))
+    if not begin:
+        return [text]
+    places = [match.start() for match in re.finditer(begin, text, re.M)]
+    jobs, rest = [], ""
+    for start, end in zip([0, *places], [*places, len(text)], strict=True):
+        rest += text[start:end]
+        if re.search(needed, text[start:end], re.M):
+            jobs.append(rest)
+            rest = ""
+    return [*jobs[:-1], jobs[-1] + rest] if jobs else [text]
+
+
+def level_of(text: str) -> str:
+    """Return what an output states of its method and basis set; "" if it states nothing of them."""
+    found = []
+    route = _ROUTE.search(text)
+    if route is not None:  # lines of 70 characters are broken anywhere
+        words = re.sub(r"\n ?", "", route[1]).lower()
+        words = re.sub(r"\biop\([^)]*\)", " ", words).replace("**", "(d,p)").replace("*", "(d)")
+        found += _LEVEL_IN_ROUTE.findall(re.sub(r"\bgeom\S*|^ *#[a-z]?(?= |$)", " ", words))
+    for pattern in _LEVEL:
+        found += dict.fromkeys(re.findall(pattern, text, re.M))
+    return " ".join(dict.fromkeys(found))
 
 
 def states_charges(format: str) -> bool:
@@ -135,3 +195,293 @@ def _pattern(format: str) -> str | None:
         if any(format == name or format.startswith(f"{name}/") for name in names):
             return pattern
     return None
+
+
+# --- MDL molfiles and SDF, with formal charges, radicals, isotopes and data items ---
+#
+# Formats V2000 and V3000: Dassault Systèmes, "CTfile Formats" (BIOVIA, 2020).
+
+MASSES = {"D": 2.01410178, "T": 3.01604928}
+"""amu."""
+
+_OLD_CHARGES = {1: 3, 2: 2, 3: 1, 5: -1, 6: -2, 7: -3}  # codes in the lines of atoms; 4 is a radical
+_ORDERS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 1.5}  # by the type of a bond; others are unknown
+_NONMETALS = ("H", "D", "T", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "As", "Se", "Br", "I")
+_COUNTS = re.compile(r"[\d ]{6}.*V[23]000\s*$")
+_UNPAIRED = {1: 0, 2: 1, 3: 2}  # singlet, doublet, triplet
+
+
+@dataclass
+class Molecule:
+    """One molecule of a file.
+
+    Attributes:
+        symbols, positions: of the atoms; positions in Å.
+        charges, unpaired: index of an atom -> formal charge in e, and number of unpaired electrons, if not zero.
+        masses: index of an atom -> mass in amu, if it is not the usual one.
+        said: True if the file has a line about charges or radicals.
+        items: data items of an SDF, name -> text.
+        flat: True if the header says that the coordinates are a drawing.
+        bonds: (index, index, type) of each bond; type 1 to 3 is its order, 4 is aromatic.
+    """
+
+    symbols: list[str] = field(default_factory=list)
+    positions: list[tuple[float, float, float]] = field(default_factory=list)
+    charges: dict[int, int] = field(default_factory=dict)
+    unpaired: dict[int, int] = field(default_factory=dict)
+    masses: dict[int, float] = field(default_factory=dict)
+    said: bool = False
+    items: dict[str, str] = field(default_factory=dict)
+    flat: bool = False
+    bonds: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def require_hydrogens(self) -> None:
+        """Refuse a molecule that was written without its hydrogens, by the bonds of its carbons.
+
+        A carbon lacks hydrogens if its bond orders sum to less than 4, and the file states neither a charge nor a
+        radical of it. Carbons with three or more neighbors are left out, since cages are often written with single
+        bonds only, and so are those bonded to metals.
+
+        Raises:
+            BadData: the carbons lack more hydrogens than there are.
+        """
+        if not self.bonds:
+            return
+        from ase.data import atomic_numbers
+
+        orders: dict[int, list[float]] = {}
+        unknown = {*self.charges, *self.unpaired}
+        for one, two, kind in self.bonds:
+            for atom, other in ((one, two), (two, one)):
+                orders.setdefault(atom, []).append(_ORDERS.get(kind, 4.0))
+                if self.symbols[other] not in _NONMETALS and self.symbols[other] in atomic_numbers:
+                    unknown.add(atom)
+        carbons = [k for k, own in orders.items() if self.symbols[k] == "C" and len(own) < 3 and k not in unknown]
+        lacking = sum(4 - sum(orders[k]) for k in carbons if sum(orders[k]) < 4)
+        hydrogens = sum(symbol in ("H", *ISOTOPES) for symbol in self.symbols)
+        if lacking > hydrogens:
+            raise BadData(
+                f"hydrogens are missing: by their bonds its carbons need {lacking:g} or more, and the file has "
+                f"{hydrogens}. Add them with coordinates, as by obabel IN.sdf -O OUT.sdf -h, or RDKit's "
+                "Chem.AddHs(molecule, addCoords=True); a radical is stated by a line M  RAD"
+            )
+
+    def to_ase(self) -> Atoms:
+        """Return the atoms, with data items in `info`.
+
+        Raises:
+            BadData: the molecule has no atoms, or one of them is not an element.
+        """
+        from ase import Atoms
+        from ase.data import atomic_masses, atomic_numbers
+
+        known = {**atomic_numbers, **ISOTOPES}
+        numbers = []
+        for k, symbol in enumerate(self.symbols):
+            if known.get(symbol, 0) < 1:
+                raise BadData(f"atom {k} is '{symbol}', which is not an element")
+            numbers.append(known[symbol])
+        if not numbers:
+            raise BadData("it has no atoms")
+        atoms = Atoms(numbers, self.positions, info=dict(self.items))
+        heavy = {k: MASSES[symbol] for k, symbol in enumerate(self.symbols) if symbol in MASSES} | self.masses
+        if heavy:
+            atoms.set_masses([heavy.get(k, atomic_masses[z]) for k, z in enumerate(numbers)])
+        return atoms
+
+    def statements(self) -> dict[str, list[Statement]]:
+        """Return charge and spin from formal charges and radicals; without these, a file states neither."""
+        found: dict[str, list[Statement]] = {"charge": [], "spin": []}
+        if self.said or self.charges:
+            found["charge"] = [Statement(sum(self.charges.values()), "the formal charges of its atoms")]
+        if len(self.unpaired) == 1:  # the coupling of several radicals is unknown
+            found["spin"] = [Statement(sum(self.unpaired.values()) + 1, "the radical of its atoms")]
+        return found
+
+
+def read_molecules(text: str) -> list[Molecule]:
+    """Return all molecules of a molfile or an SDF.
+
+    Raises:
+        BadData: the text is cut off, or does not have this format.
+    """
+    records: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("$$$$"):
+            records.append([])
+        else:
+            records[-1].append(line)
+    if not any(line.strip() for line in records[-1]):
+        records.pop()
+    found = []
+    for k, lines in enumerate(records):
+        try:
+            found.append(_molecule(lines))
+        except (ValueError, IndexError) as error:
+            which = f"molecule {k}: " if len(records) > 1 else ""
+            raise BadData(f"{which}not a molfile that can be read: {reason(error)}") from error
+    return found
+
+
+def _molecule(lines: Sequence[str]) -> Molecule:
+    if len(lines) < 4:
+        raise ValueError("it ends within its header")
+    counts = lines[3]
+    molecule = Molecule(flat=lines[1][20:22] == "2D")
+    ends = [k for k, line in enumerate(lines) if line.startswith("M  END")]
+    heads = [k for k, line in enumerate(lines) if _COUNTS.match(line)]
+    if len(ends) > 1 or len(heads) > 1:
+        raise ValueError(
+            f"a second molecule begins in line {(heads[1:] or [ends[0] + 4])[0] - 2} of it: write a line M  END and "
+            "then a line $$$$ between the two"
+        )
+    if not ends:
+        raise ValueError("it has no line 'M  END': it is cut off, or a part of it is missing; write the file again")
+    end = ends[0]
+    if "V3000" in counts:
+        _read_v3000(lines[4:end], molecule)
+    else:
+        _read_v2000(counts, lines[4:end], molecule)
+    _read_items(lines[end + 1 :], molecule)
+    return molecule
+
+
+def _read_v2000(counts: str, lines: Sequence[str], molecule: Molecule) -> None:
+    atoms, bonds = int(counts[0:3]), int(counts[3:6] or 0)
+    if len(lines) < atoms:
+        raise ValueError(f"it ends after {len(lines)} of its {atoms} atoms")
+    old: dict[int, int] = {}
+    for k, line in enumerate(lines[:atoms]):
+        words = line.split()
+        molecule.symbols.append(words[3])
+        molecule.positions.append((float(words[0]), float(words[1]), float(words[2])))
+        # fixed columns, since numbers may touch; lines with the symbol in another column have no charges
+        if line[31:34].strip() == words[3] and (code := line[36:39].strip()).isdigit():
+            old[k] = int(code)
+    for k, line in enumerate(lines[atoms : atoms + bonds]):
+        try:
+            one, two, kind = (int(line[c : c + 3]) for c in (0, 3, 6))
+        except ValueError:
+            one = two = kind = 0
+        if not (1 <= one <= atoms and 1 <= two <= atoms):
+            raise ValueError(
+                f"its header says {atoms} atoms and {bonds} bonds, and the line of bond {k + 1} is '{line.strip()}': "
+                "one of the two numbers is wrong"
+            )
+        molecule.bonds.append((one - 1, two - 1, kind))
+    lists: dict[str, dict[int, int]] = {"CHG": {}, "RAD": {}, "ISO": {}}
+    for line in lines[atoms + bonds :]:
+        if len(line.split()) >= 4 and not line.startswith(("M  ", "A  ", "V  ", "G  ", "S  ")) and _is_row(line):
+            raise ValueError(
+                f"its header says {atoms} atoms and {bonds} bonds, and there are more lines, as '{line.strip()}': "
+                "correct the two numbers"
+            )
+        name = line[3:6]
+        if line.startswith("M  ") and name in lists:
+            words = line[9:].split()
+            count = int(line[6:9])
+            if len(words) < 2 * count:
+                raise ValueError(f"'{line}' has fewer than {count} pairs of numbers")
+            for atom, value in zip(words[: 2 * count : 2], words[1 : 2 * count : 2], strict=True):
+                if not 1 <= int(atom) <= atoms:
+                    raise ValueError(f"'{line}' names atom {atom}, but there are {atoms} atoms")
+                lists[name][int(atom) - 1] = int(value)
+            molecule.said |= name != "ISO"
+    if molecule.said:  # the lines of atoms are then not valid
+        molecule.charges = {k: q for k, q in lists["CHG"].items() if q}
+        molecule.unpaired = {k: _radical(code) for k, code in lists["RAD"].items() if code}
+    else:
+        molecule.charges = {k: _OLD_CHARGES[code] for k, code in old.items() if code in _OLD_CHARGES}
+        molecule.unpaired = {k: 1 for k, code in old.items() if code == 4}
+    molecule.masses = {k: _mass(molecule.symbols[k], number) for k, number in lists["ISO"].items()}
+
+
+def _is_row(line: str) -> bool:
+    """Whether a line is one of an atom or a bond: it begins with three numbers."""
+    try:
+        return len([float(word) for word in line.split()[:3]]) == 3
+    except ValueError:
+        return False
+
+
+def _read_v3000(lines: Sequence[str], molecule: Molecule) -> None:
+    joined, start = [], ""
+    for line in lines:
+        if not line.startswith("M  V30 "):
+            continue
+        start += line[7:]
+        if start.endswith("-"):
+            start = start[:-1]
+            continue
+        joined.append(start.strip())
+        start = ""
+    inside, places = "", {}  # type: ignore[var-annotated]
+    for line in joined:
+        if line.startswith(("BEGIN ATOM", "END ATOM", "BEGIN BOND", "END BOND")):
+            inside = line.removeprefix("BEGIN ") if line.startswith("BEGIN") else ""
+        elif inside == "BOND":
+            _, kind, one, two, *_ = line.split()
+            if one not in places or two not in places:
+                raise ValueError(f"the bond '{line}' names an atom that is not there")
+            molecule.bonds.append((places[one], places[two], int(kind)))
+        elif inside:
+            name, symbol, x, y, z, _, *options = line.split()
+            k = places[name] = len(molecule.symbols)
+            molecule.symbols.append(symbol)
+            molecule.positions.append((float(x), float(y), float(z)))
+            values = dict(option.split("=", 1) for option in options if "=" in option)
+            molecule.said |= "CHG" in values or "RAD" in values
+            if int(values.get("CHG", 0)):
+                molecule.charges[k] = int(values["CHG"])
+            if int(values.get("RAD", 0)):
+                molecule.unpaired[k] = _radical(int(values["RAD"]))
+            if "MASS" in values:
+                molecule.masses[k] = _mass(symbol, int(values["MASS"]))
+    counts = next((line.split() for line in joined if line.startswith("COUNTS")), None)
+    if counts is not None and len(counts) > 2 and int(counts[2]) != len(molecule.bonds):
+        raise ValueError("its number of bonds differs from that in its line COUNTS")
+    if counts is None or int(counts[1]) != len(molecule.symbols):
+        raise ValueError("its number of atoms differs from that in its line COUNTS")
+
+
+def _radical(code: int) -> int:
+    """Return the unpaired electrons of an atom, from its code."""
+    if code not in _UNPAIRED:
+        raise ValueError(f"unknown code {code} of a radical; 1, 2 and 3 are singlet, doublet and triplet")
+    return _UNPAIRED[code]
+
+
+def _mass(symbol: str, number: int) -> float:
+    """Return the mass in amu of the isotope with a mass number."""
+    return {("H", 2): MASSES["D"], ("H", 3): MASSES["T"]}.get((symbol, number), float(number))
+
+
+def _read_items(lines: Sequence[str], molecule: Molecule) -> None:
+    """Read a data item: `> <name>`, then lines of text up to an empty one."""
+    name = None
+    for line in lines:
+        if line.startswith(">") and "<" in line:
+            name = line[line.index("<") + 1 : line.rindex(">")]
+            molecule.items.setdefault(name, "")
+        elif not line.strip():
+            name = None
+        elif name is not None:
+            molecule.items[name] = f"{molecule.items[name]}\n{line}".strip()
+
+
+def reason(error: Exception) -> str:
+    """Return why ASE cannot read a file, also if ASE gives no message."""
+    from ase.io.formats import UnknownFileTypeError
+
+    if isinstance(error, UnknownFileTypeError):
+        return (
+            f"ASE knows no format of structures with this name or content ({error}): convert the file to SDF, which "
+            "keeps charges, or to extended XYZ"
+        )
+    if isinstance(error, ValueError) and (comma := re.search(r"'([+-]?\d*,\d+)'", str(error))):
+        return f"the number {comma[1]} has a decimal comma: write {comma[1].replace(',', '.')}, and so in all numbers"
+    symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    if symbol.isalpha() and len(symbol) <= 3:
+        return f"'{symbol}' is not an element"
+    own = isinstance(error, ValueError | EOFError) and str(error)
+    return str(error) if own else f"{type(error).__name__}: {error}"

@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -17,11 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, structure_of
-from .program_texts import length_factor, program_statements, states_more
+from .program_texts import (
+    MASSES,
+    jobs_of,
+    length_factor,
+    level_of,
+    program_statements,
+    read_molecules,
+    reason,
+    states_more,
+)  # fmt: skip
 
 __all__ = [
-    "MASSES", "Found", "Molecule", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
-    "read_molecules", "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
+    "Found", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
+    "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
 ]  # fmt: skip
 
 
@@ -76,206 +84,6 @@ def from_smiles(smiles: str, seed: int = 0) -> Atoms:
     if radicals:
         atoms.info["spin"] = radicals + 1
     return atoms
-
-
-# --- MDL molfiles and SDF, with formal charges, radicals, isotopes and data items ---
-#
-# Formats V2000 and V3000: Dassault Systèmes, "CTfile Formats" (BIOVIA, 2020).
-
-if TYPE_CHECKING:
-    from ase import Atoms
-
-
-MASSES = {"D": 2.01410178, "T": 3.01604928}
-"""amu."""
-
-_OLD_CHARGES = {1: 3, 2: 2, 3: 1, 5: -1, 6: -2, 7: -3}  # codes in the lines of atoms; 4 is a radical
-_UNPAIRED = {1: 0, 2: 1, 3: 2}  # singlet, doublet, triplet
-
-
-@dataclass
-class Molecule:
-    """One molecule of a file.
-
-    Attributes:
-        symbols, positions: of the atoms; positions in Å.
-        charges, unpaired: index of an atom -> formal charge in e, and number of unpaired electrons, if not zero.
-        masses: index of an atom -> mass in amu, if it is not the usual one.
-        said: True if the file has a line about charges or radicals.
-        items: data items of an SDF, name -> text.
-        flat: True if the header says that the coordinates are a drawing.
-    """
-
-    symbols: list[str] = field(default_factory=list)
-    positions: list[tuple[float, float, float]] = field(default_factory=list)
-    charges: dict[int, int] = field(default_factory=dict)
-    unpaired: dict[int, int] = field(default_factory=dict)
-    masses: dict[int, float] = field(default_factory=dict)
-    said: bool = False
-    items: dict[str, str] = field(default_factory=dict)
-    flat: bool = False
-
-    def to_ase(self) -> Atoms:
-        """Return the atoms, with data items in `info`.
-
-        Raises:
-            BadData: the molecule has no atoms, or one of them is not an element.
-        """
-        from ase import Atoms
-        from ase.data import atomic_masses, atomic_numbers
-
-        known = {**atomic_numbers, **ISOTOPES}
-        numbers = []
-        for k, symbol in enumerate(self.symbols):
-            if known.get(symbol, 0) < 1:
-                raise BadData(f"atom {k} is '{symbol}', which is not an element")
-            numbers.append(known[symbol])
-        if not numbers:
-            raise BadData("it has no atoms")
-        atoms = Atoms(numbers, self.positions, info=dict(self.items))
-        heavy = {k: MASSES[symbol] for k, symbol in enumerate(self.symbols) if symbol in MASSES} | self.masses
-        if heavy:
-            atoms.set_masses([heavy.get(k, atomic_masses[z]) for k, z in enumerate(numbers)])
-        return atoms
-
-    def statements(self) -> dict[str, list[Statement]]:
-        """Return charge and spin from formal charges and radicals; without these, a file states neither."""
-        found: dict[str, list[Statement]] = {"charge": [], "spin": []}
-        if self.said or self.charges:
-            found["charge"] = [Statement(sum(self.charges.values()), "the formal charges of its atoms")]
-        if len(self.unpaired) == 1:  # the coupling of several radicals is unknown
-            found["spin"] = [Statement(sum(self.unpaired.values()) + 1, "the radical of its atoms")]
-        return found
-
-
-def read_molecules(text: str) -> list[Molecule]:
-    """Return all molecules of a molfile or an SDF.
-
-    Raises:
-        BadData: the text is cut off, or does not have this format.
-    """
-    records: list[list[str]] = [[]]
-    for line in text.splitlines():
-        if line.startswith("$$$$"):
-            records.append([])
-        else:
-            records[-1].append(line)
-    if not any(line.strip() for line in records[-1]):
-        records.pop()
-    found = []
-    for k, lines in enumerate(records):
-        try:
-            found.append(_molecule(lines))
-        except (ValueError, IndexError) as error:
-            which = f"molecule {k}: " if len(records) > 1 else ""
-            raise BadData(f"{which}not a molfile that can be read: {reason(error)}") from error
-    return found
-
-
-def _molecule(lines: Sequence[str]) -> Molecule:
-    if len(lines) < 4:
-        raise ValueError("it ends within its header")
-    counts = lines[3]
-    molecule = Molecule(flat=lines[1][20:22] == "2D")
-    end = next((k for k, line in enumerate(lines) if line.startswith("M  END")), len(lines))
-    if "V3000" in counts:
-        _read_v3000(lines[4:end], molecule)
-    else:
-        _read_v2000(counts, lines[4:end], molecule)
-    _read_items(lines[end + 1 :], molecule)
-    return molecule
-
-
-def _read_v2000(counts: str, lines: Sequence[str], molecule: Molecule) -> None:
-    atoms, bonds = int(counts[0:3]), int(counts[3:6] or 0)
-    if len(lines) < atoms:
-        raise ValueError(f"it ends after {len(lines)} of its {atoms} atoms")
-    old: dict[int, int] = {}
-    for k, line in enumerate(lines[:atoms]):
-        words = line.split()
-        molecule.symbols.append(words[3])
-        molecule.positions.append((float(words[0]), float(words[1]), float(words[2])))
-        # fixed columns, since numbers may touch; lines with the symbol in another column have no charges
-        if line[31:34].strip() == words[3] and (code := line[36:39].strip()).isdigit():
-            old[k] = int(code)
-    lists: dict[str, dict[int, int]] = {"CHG": {}, "RAD": {}, "ISO": {}}
-    for line in lines[atoms + bonds :]:
-        name = line[3:6]
-        if line.startswith("M  ") and name in lists:
-            words = line[9:].split()
-            count = int(line[6:9])
-            if len(words) < 2 * count:
-                raise ValueError(f"'{line}' has fewer than {count} pairs of numbers")
-            for atom, value in zip(words[: 2 * count : 2], words[1 : 2 * count : 2], strict=True):
-                if not 1 <= int(atom) <= atoms:
-                    raise ValueError(f"'{line}' names atom {atom}, but there are {atoms} atoms")
-                lists[name][int(atom) - 1] = int(value)
-            molecule.said |= name != "ISO"
-    if molecule.said:  # the lines of atoms are then not valid
-        molecule.charges = {k: q for k, q in lists["CHG"].items() if q}
-        molecule.unpaired = {k: _radical(code) for k, code in lists["RAD"].items() if code}
-    else:
-        molecule.charges = {k: _OLD_CHARGES[code] for k, code in old.items() if code in _OLD_CHARGES}
-        molecule.unpaired = {k: 1 for k, code in old.items() if code == 4}
-    molecule.masses = {k: _mass(molecule.symbols[k], number) for k, number in lists["ISO"].items()}
-
-
-def _read_v3000(lines: Sequence[str], molecule: Molecule) -> None:
-    joined, start = [], ""
-    for line in lines:
-        if not line.startswith("M  V30 "):
-            continue
-        start += line[7:]
-        if start.endswith("-"):
-            start = start[:-1]
-            continue
-        joined.append(start.strip())
-        start = ""
-    inside = False
-    for line in joined:
-        if line.startswith(("BEGIN ATOM", "END ATOM")):
-            inside = line.startswith("BEGIN")
-        elif inside:
-            _, symbol, x, y, z, _, *options = line.split()
-            k = len(molecule.symbols)
-            molecule.symbols.append(symbol)
-            molecule.positions.append((float(x), float(y), float(z)))
-            values = dict(option.split("=", 1) for option in options if "=" in option)
-            molecule.said |= "CHG" in values or "RAD" in values
-            if int(values.get("CHG", 0)):
-                molecule.charges[k] = int(values["CHG"])
-            if int(values.get("RAD", 0)):
-                molecule.unpaired[k] = _radical(int(values["RAD"]))
-            if "MASS" in values:
-                molecule.masses[k] = _mass(symbol, int(values["MASS"]))
-    counts = next((line.split() for line in joined if line.startswith("COUNTS")), None)
-    if counts is None or int(counts[1]) != len(molecule.symbols):
-        raise ValueError("its number of atoms differs from that in its line COUNTS")
-
-
-def _radical(code: int) -> int:
-    """Return the unpaired electrons of an atom, from its code."""
-    if code not in _UNPAIRED:
-        raise ValueError(f"unknown code {code} of a radical; 1, 2 and 3 are singlet, doublet and triplet")
-    return _UNPAIRED[code]
-
-
-def _mass(symbol: str, number: int) -> float:
-    """Return the mass in amu of the isotope with a mass number."""
-    return {("H", 2): MASSES["D"], ("H", 3): MASSES["T"]}.get((symbol, number), float(number))
-
-
-def _read_items(lines: Sequence[str], molecule: Molecule) -> None:
-    """Read a data item: `> <name>`, then lines of text up to an empty one."""
-    name = None
-    for line in lines:
-        if line.startswith(">") and "<" in line:
-            name = line[line.index("<") + 1 : line.rindex(">")]
-            molecule.items.setdefault(name, "")
-        elif not line.strip():
-            name = None
-        elif name is not None:
-            molecule.items[name] = f"{molecule.items[name]}\n{line}".strip()
 
 
 # --- Structures from files of any format that ASE reads ---
@@ -345,6 +153,9 @@ def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Foun
     if format in _READERS:
         with _named(name):
             return _READERS[format](text, f"{name}: ")
+    if len(jobs := jobs_of(format, text)) > 1:
+        with _named(name):
+            return _of_jobs(format, jobs)
     with _named(name):
         stated, by = program_statements(format, text), length_factor(format, text)
     found = _by_ase(name, format)
@@ -376,6 +187,32 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
         _warn_of_guesses(f"{path}: ", {name: symbol for atoms in found for name, symbol in _guessed_of(atoms)})
     for atoms in found if format == "cif" else ():
         _warn_of_oxidation(path, atoms)
+    return found
+
+
+def _of_jobs(format: str, jobs: Sequence[str]) -> list[Found]:
+    """Read an output of several jobs, which must be of one molecule and one method.
+
+    Raises:
+        BadData: they are not; names the jobs.
+    """
+    found, facts = [], []
+    for k, job in enumerate(jobs, 1):
+        with _named(f"job {k} of {len(jobs)}"):
+            stated, frames = program_statements(format, job), _by_ase(io.StringIO(job), format)
+            found += [Found(atoms, stated["charge"], stated["spin"]) for atoms in frames]
+            charge, spin = (agreed(stated[name], name) for name in ("charge", "spin"))
+            facts.append((frames[-1].get_chemical_formula(), charge, spin, level_of(job)))
+    molecules = {(formula, charge, spin) for formula, charge, spin, _ in facts}
+    levels = {level for *_, level in facts if level}
+    if len(molecules) > 1 or len(levels) > 1:
+        what = "molecules or states" if len(molecules) > 1 else "methods"
+        raise BadData(
+            f"it has {len(jobs)} jobs (--Link1-- or a later step) of different {what}: "
+            + "; ".join(f"job {k} is {formula}, charge {charge}, multiplicity {spin}{f', {level}' if level else ''}"
+                        for k, (formula, charge, spin, level) in enumerate(facts, 1))
+            + ". Their frames do not belong together: split it into a file for each job, and read the one that you mean"
+        )  # fmt: skip
     return found
 
 
@@ -482,24 +319,6 @@ def _named(where: str) -> Iterator[None]:
         yield
     except BadData as error:
         raise BadData(f"{where}: {error}") from error
-
-
-def reason(error: Exception) -> str:
-    """Return why ASE cannot read a file, also if ASE gives no message."""
-    from ase.io.formats import UnknownFileTypeError
-
-    if isinstance(error, UnknownFileTypeError):
-        return (
-            f"ASE knows no format of structures with this name or content ({error}): convert the file to SDF, which "
-            "keeps charges, or to extended XYZ"
-        )
-    if isinstance(error, ValueError) and (comma := re.search(r"'([+-]?\d*,\d+)'", str(error))):
-        return f"the number {comma[1]} has a decimal comma: write {comma[1].replace(',', '.')}, and so in all numbers"
-    symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
-    if symbol.isalpha() and len(symbol) <= 3:
-        return f"'{symbol}' is not an element"
-    own = isinstance(error, ValueError | EOFError) and str(error)
-    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 def _begins_with_mark(path: str) -> bool:
@@ -614,17 +433,18 @@ def _of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Found:
     return Found(atoms)
 
 
-def structure_of_molfile(text: str, where: str) -> Atoms:
+def structure_of_molfile(text: str, where: str = "it", drawn: bool = False) -> Atoms:
     """Return the structure of one molfile, or of one record of an SDF.
 
     Args:
         text: text of the record.
         where: its name, for messages.
+        drawn: True if coordinates are not used: a drawing, and one without hydrogens, will do.
 
     Raises:
         BadData: the record is damaged, or its statements contradict each other.
     """
-    return _completed(_molfile(text)[0], where)
+    return _completed(_molfile(text, f"{where}: ", drawn)[0], where)
 
 
 def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
@@ -711,26 +531,33 @@ def _restate_units(info: dict[str, Any]) -> None:
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-def _molfile(text: str, where: str = "") -> list[Found]:
-    found = []
-    for molecule in read_molecules(text):
-        if molecule.flat and not any(z for _, _, z in molecule.positions) and len(molecule.symbols) > 3:
+def _molfile(text: str, where: str = "", drawn: bool = False) -> list[Found]:
+    """Read molfiles and SDF; `drawn` as in `structure_of_molfile`."""
+    found, molecules = [], read_molecules(text)
+    if not molecules:
+        raise BadData("it has no molecules")
+    for k, molecule in enumerate(molecules):
+        name = f"molecule {k}: " if len(molecules) > 1 else ""
+        if not drawn:
+            try:
+                molecule.require_hydrogens()
+            except BadData as error:
+                raise BadData(f"{name}{error}") from None
+        if not drawn and molecule.flat and not any(z for _, _, z in molecule.positions) and len(molecule.symbols) > 3:
             warnings.warn(
-                f"{where}the header of the molfile says 2D: its coordinates are a drawing, not a structure in Å",
+                f"{where}{name}the header of the molfile says 2D: its coordinates are a drawing, not a structure in Å",
                 StructureWarning,
                 stacklevel=4,
             )
         if len(molecule.unpaired) > 1:
             warnings.warn(
-                f"{where}{len(molecule.unpaired)} atoms of the molfile are radicals, and their coupling is unknown: "
-                "no multiplicity is read; give it as spin",
+                f"{where}{name}{len(molecule.unpaired)} atoms of the molfile are radicals, and their coupling is "
+                "unknown: no multiplicity is read; give it as spin",
                 StructureWarning,
                 stacklevel=4,
             )
         stated = molecule.statements()
         found.append(Found(molecule.to_ase(), stated["charge"], stated["spin"]))
-    if not found:
-        raise BadData("it has no molecules")
     return found
 
 

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.stated import charge_and_spin
@@ -42,6 +43,8 @@ class Preparation:
         records = list(block)
         for record in records:
             if not record.ready:
+                if record.parse is not None and record.molfile and self.conformers is not None:
+                    record.parse = partial(record.parse, drawn=True)  # new coordinates are made, and hydrogens added
                 record.parsed()
                 if (record.smiles or self.conformers is not None) and not record.error:
                     try:

@@ -75,13 +75,15 @@ class Record:
     molfile: str = ""
     smiles: str = ""
     error: str = ""
-    parse: Callable[[], Atoms] | None = None
+    parse: Callable[..., Atoms] | None = None
     ready: bool = False
 
     def parsed(self) -> Record:
         """Return the record with its structure, or with the reason why it has none."""
         parse, self.parse = self.parse, None
         if parse is not None:
+            if self.molfile:
+                parse = partial(parse, where=str(self))
             try:
                 atoms = parse()
                 if not len(atoms):
@@ -90,7 +92,7 @@ class Record:
                     atoms.info.pop(name, None)
                 self.starts = [atoms]
             except FAULTS as error:
-                self.error = " ".join(reason(error).removeprefix("it: ").split())
+                self.error = " ".join(reason(error).removeprefix("it: ").removeprefix(f"{self}: ").split())
         return self
 
     def __str__(self) -> str:
@@ -296,7 +298,7 @@ def _read_sdf(file: TextIO) -> Iterator[Record]:
 
 def _molecule(text: str) -> Record:
     name = text.partition("\n")[0].strip()
-    return Record(0, name, molfile=text, parse=partial(structure_of_molfile, text, "it"))
+    return Record(0, name, molfile=text, parse=partial(structure_of_molfile, text))
 
 
 def _read_smiles(file: TextIO) -> Iterator[Record]:
