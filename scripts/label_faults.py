@@ -137,6 +137,13 @@ def shear(*order: int, factor: float = 1.0) -> Callable:
     return plant
 
 
+def spun(k, atoms, e, f, s):
+    """Forces in an orientation of their own, another one in each frame."""
+    random = np.random.default_rng(k)
+    turn = np.linalg.qr(random.normal(size=(3, 3)))[0]
+    return atoms, e, f @ (turn * np.linalg.det(turn)), s
+
+
 def rounded(step: float) -> Callable:
     return lambda k, a, e, f, s: (a, round(e / step) * step, f, s)
 
@@ -172,6 +179,8 @@ FAULTS: dict[str, tuple[Callable, bool]] = {
     "forces: x and y exchanged": (axes(1, 0, 2), False),
     "forces: y, z, x": (axes(1, 2, 0), False),
     "forces: sign of z": (axes(0, 1, 2, sign=(1, 1, -1)), False),
+    "forces in another orientation": (spun, False),
+    "forces in another orientation, every fourth frame": (some(4, spun), False),
     "forces of the next frame": (scaled(), False),
     "energies of the next frame": (scaled(), False),
     "forces: sign, every third frame": (some(3, scaled(forces=-1)), False),
@@ -231,6 +240,7 @@ SIGNS = {
     "undescribed": "belong together?",
     "values": "the energy is the same",
     "shifted": "eV above those of the others",
+    "turned": "turn the molecule",
     "net force": "forces do not cancel",
     "noise": "in no relation",
     "no shear": "off-diagonal stress components are exactly 0",

@@ -29,6 +29,7 @@ from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.streams import pipeline, run
 from torchmdnet2.streams.pipeline import _in_words, devices_pool, helpers_pool
+from torchmdnet2.training.run.folder import exclusive_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -251,6 +252,51 @@ def test_locks_of_windows_and_of_file_systems_without_any(tmp_path, monkeypatch)
         with files.claimed(tmp_path / "a"):
             pass
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_a_file_system_without_locks_is_named_once(tmp_path, monkeypatch, number):
+    monkeypatch.setattr("fcntl.flock", failing(OSError(number, os.strerror(number))))
+    with pytest.warns(UserWarning, match="this file system has no locks"), files.claimed(tmp_path / "a"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EIO, errno.EBADF, errno.ESTALE])
+def test_other_errors_of_a_lock_are_errors(tmp_path, monkeypatch, number):
+    monkeypatch.setattr("fcntl.flock", failing(OSError(number, os.strerror(number))))
+    with pytest.raises(OSError, match="it cannot be locked against other runs: ") as caught:
+        with files.claimed(tmp_path / "a"):
+            pass
+    assert caught.value.errno == number and caught.value.filename == str(tmp_path / "a")
+    with pytest.raises(BadConfig, match=r"output\.folder: .*it cannot be locked against other runs"):
+        with exclusive_folder(tmp_path):
+            pass
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_a_lock_of_another_user_is_named_with_its_remedy(tmp_path, monkeypatch):
+    opened = open
+
+    def refuse(path, *args):
+        if str(path).endswith(".lock"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args)
+
+    (tmp_path / ".a.lock").touch()
+    monkeypatch.setattr(files, "open", refuse, raising=False)
+    with pytest.raises(BadConfig, match=r"\.a\.lock: this file, which guards \S*a, cannot .* remove this file"):
+        with files.claimed(tmp_path / "a"):
+            pass
+    with pytest.raises(PermissionError) as caught:  # not the lock, but its folder cannot be written
+        with files.claimed(tmp_path / "b"):
+            pass
+    assert caught.value.filename == str(tmp_path / "b")
 
 
 def test_processes_of_a_daemon_and_commands_in_a_thread(tmp_path, monkeypatch):

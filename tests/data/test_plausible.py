@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk, molecule
+from scipy.spatial.transform import Rotation
 
 from torchmdnet2.data import InMemoryDataset, Sample, statistics
-from torchmdnet2.data.label_checks import bond_scale, net_force, resolution, shifted, spread_out, stress_size, zeros
+from torchmdnet2.data.label_checks import (
+    bond_scale,
+    net_force,
+    resolution,
+    shifted,
+    spread_out,
+    stress_size,
+    turned,
+    zeros,
+)
 from torchmdnet2.system import System
 
 
@@ -148,3 +158,50 @@ def test_size_of_stress():
     batch = InMemoryDataset(rattled(bulk("Cu", cubic=True))).batch(range(12))
     assert 0.005 < stress_size(batch) < 0.05
     assert stress_size(InMemoryDataset(rattled(molecule("H2O"))).batch([0])) is None
+
+
+def of_molecules(count=20, pbc=False):
+    """Frames of water and ethanol with forces of springs between all atoms, which have no torque."""
+    random, samples = np.random.default_rng(0), []
+    for k in range(count):
+        atoms = molecule("CH3CH2OH" if k % 2 else "H2O", vacuum=4.0, pbc=pbc)
+        atoms.positions += random.normal(0, 0.05, atoms.positions.shape)
+        apart = atoms.positions[None] - atoms.positions[:, None]
+        forces = (np.cos(3 * np.square(apart).sum(-1, keepdims=True)) * apart).sum(1)
+        samples.append(Sample(System.from_ase(atoms), {"forces": torch.from_numpy(forces)}))
+    return samples
+
+
+def turn_of(degrees, axis=(1.0, 2.0, 3.0)):
+    return torch.from_numpy(
+        Rotation.from_rotvec(np.radians(degrees) * np.array(axis) / np.linalg.norm(axis)).as_matrix()
+    )
+
+
+@pytest.mark.parametrize("degrees", [20, 90, 180])
+@pytest.mark.parametrize("which", [range(20), range(3, 20, 4)], ids=["all", "some"])
+def test_forces_in_another_orientation(degrees, which):
+    samples, chosen = of_molecules(), 100 + np.arange(20)
+    assert turned(InMemoryDataset(samples).batch(np.arange(20)), chosen) is None
+    for k in which:
+        samples[k].labels["forces"] = samples[k].labels["forces"] @ turn_of(degrees)
+    places, size = turned(InMemoryDataset(samples).batch(np.arange(20)), chosen)
+    assert set(places) <= {100 + k for k in which} and len(places) > 0.6 * len(which) and 0.03 < size < 1.5
+
+
+def test_no_torque_is_asked_of_cells_fixed_atoms_and_single_frames():
+    def found(samples):
+        for sample in samples:
+            sample.labels["forces"] = sample.labels["forces"] @ turn_of(40)
+        return turned(InMemoryDataset(samples).batch(np.arange(len(samples))), np.arange(len(samples)))
+
+    assert found(of_molecules()) is not None and found(of_molecules(2)) is not None
+    assert found(of_molecules(pbc=True)) is None
+    fixed = of_molecules()
+    for sample in fixed:
+        sample.labels["forces"][0] = 0
+    assert found(fixed) is None
+    offset = of_molecules()
+    for sample in offset:
+        sample.labels["forces"] += 0.3
+    assert turned(InMemoryDataset(offset).batch(np.arange(20)), np.arange(20)) is None, "a sum, not a torque"

@@ -8,6 +8,7 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 from crystals import crystals
+from scipy.spatial.transform import Rotation
 
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.training.config.config import parse_config
@@ -264,11 +265,15 @@ def test_faults_of_similar_frames_of_one_molecule(raw_config, tmp_path):
     def net(results):
         results["forces"] = results["forces"] + [0.2, 0, 0]
 
+    def turned(results):
+        results["forces"] = Rotation.random(random_state=3).apply(results["forces"])
+
     def scaled(factor):
         return lambda results: results.update(forces=factor * results["forces"])
 
     for fault, said in (
         (scaled(1.0), None),
+        (turned, "turn the molecule: their torque Σ r × F is"),
         (scaled(0.529), "times those that follow from the forces: are the units right"),
         (scaled(1.89), "times those that follow from the forces: are the units right"),
         (noise, "in no relation: are "),
@@ -382,8 +387,9 @@ def test_what_was_not_learned_is_in_the_log(raw_config, tmp_path):
     """Labels without any relation to the structures, in too few frames to be noticed before the training."""
     frames = make_frames(30)
     for k, atoms in enumerate(frames):
-        forces = np.random.default_rng(k).normal(size=(len(atoms), 3))
-        atoms.calc.results["forces"] = forces - forces.mean(0)
+        springs = np.random.default_rng(k).normal(size=(len(atoms), len(atoms)))
+        apart = atoms.positions[None] - atoms.positions[:, None]  # between pairs: no sum, no torque
+        atoms.calc.results["forces"] = ((springs + springs.T)[:, :, None] * apart).sum(1)
     raw = written(raw_config, tmp_path, frames)
     raw["data"]["split"] = {"validation": 12, "test": 0}
     raw["training"]["max_epochs"] = 2

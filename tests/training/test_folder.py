@@ -10,7 +10,7 @@ import pytest
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run import folder as folder_module
-from torchmdnet2.training.run.folder import exclusive_folder
+from torchmdnet2.training.run.folder import STATE, exclusive_folder
 from torchmdnet2.training.run.run import run_training
 
 
@@ -90,15 +90,15 @@ def test_one_process_at_a_time(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_module, "_PATIENCE", 0.0)
     (tmp_path / "run").mkdir()
     code = (
-        "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
-        "print('ready', flush=True)\nsys.stdin.read()"
+        "import sys\nfrom pathlib import Path\nfrom torchmdnet2.training.run.folder import exclusive_folder\n"
+        "with exclusive_folder(Path(sys.argv[1])):\n    print('ready', flush=True)\n    sys.stdin.read()"
     )
     arguments = [sys.executable, "-c", code, str(tmp_path / "run")]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "ready\n"
         with pytest.raises(BadConfig, match="another process trains in"):
             run_training(parse_config(quick), resume="auto")
-        assert not contents(tmp_path / "run")
+        assert contents(tmp_path / "run").keys() == {f".{STATE}.lock"}
         other.kill()
     with exclusive_folder(tmp_path / "run"):  # whatever ended the other one
         pass

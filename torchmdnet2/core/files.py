@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 from ..errors import BadConfig
 
 __all__ = [
-    "append", "atomic_write", "claimed", "keep_old", "old_name", "opened", "same_file", "spare_inputs", "try_lock",
-    "umask", "written_aside",
+    "append", "atomic_write", "claimed", "keep_old", "locked", "old_name", "opened", "same_file", "spare_inputs",
+    "try_lock", "umask", "written_aside",
 ]  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def claimed(*paths: Path) -> Iterator[None]:
     end of the process frees it, whatever the cause.
 
     Raises:
-        BadConfig: another run has claimed a name.
+        BadConfig: another run has claimed a name, or the file of a lock belongs to another user.
         OSError: the folder does not exist or cannot be written.
     """
     with ExitStack() as held:
@@ -125,12 +125,20 @@ def claimed(*paths: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _claimed(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """As `claimed`, for one name.
+
+    Raises:
+        BlockingIOError: another run has claimed it.
+        BadConfig: the file of the lock is one that cannot be opened.
+        OSError: as `claimed`, or the lock fails.
+    """
     lock = path.with_name(f".{path.name}.lock")
     file = _locked(lock, path)
     try:
         yield
     finally:
+        _unlock(file.fileno())  # also for processes that inherit it
         if os.name == "nt":
             file.close()  # nobody can remove an open file there, also not one that another run has opened meanwhile
         with suppress(OSError):
@@ -138,35 +146,55 @@ def _claimed(path: Path) -> Iterator[None]:
         file.close()
 
 
+@contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(path))
+        except BlockingIOError:
+            raise BadConfig(
+                f"{path}: another run writes to this file; wait for its end, or choose another output"
+            ) from None
+        yield
+
+
 def _locked(lock: Path, path: Path) -> BinaryIO:
     while True:
         try:
             file = open(lock, "ab")
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
+            if not lock.exists():
+                raise OSError(error.errno, error.strerror, str(path)) from None
+            raise BadConfig(
+                f"{lock}: this file, which guards {path}, cannot be opened ({error.strerror}): a run of another user "
+                "writes there, or has left it. Choose another output, or remove this file once no such run is left"
+            ) from None
         try:
             try_lock(file.fileno(), path)
             if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
                 return file
         except FileNotFoundError:  # a run that ended has removed it since it was opened
             pass
-        except BlockingIOError:
+        except BaseException:
             file.close()
-            raise BadConfig(
-                f"{path}: another run writes to this file; wait for its end, or choose another output"
-            ) from None
+            raise
         file.close()
+
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+"""What a file system says that has no locks."""
 
 
 def try_lock(handle: int, path: Path) -> None:
     """Lock an open file until it is closed; on a file system without locks, warn of that.
 
     Args:
-        handle: of the file.
-        path: what it guards, for the warning.
+        handle: of the file, which is open for writing: NFS needs that.
+        path: what it guards, for messages.
 
     Raises:
         BlockingIOError: it is locked.
+        OSError: it cannot be locked for another reason; names `path`.
     """
     try:
         try:
@@ -174,17 +202,29 @@ def try_lock(handle: int, path: Path) -> None:
         except ImportError:  # Windows
             import msvcrt
 
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            try:
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            except PermissionError as error:
+                raise BlockingIOError(error.errno, error.strerror) from None
         else:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        raise BlockingIOError(error.errno, error.strerror) from None
+    except BlockingIOError:
+        raise
     except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise OSError(error.errno, f"it cannot be locked against other runs: {error.strerror}", str(path)) from None
         warnings.warn(
             f"{path.parent}: this file system has no locks ({error.strerror}); take care that no second run writes the "
             "same files",
             stacklevel=2,
         )
+
+
+def _unlock(handle: int) -> None:
+    with suppress(ImportError, OSError):  # Windows has no processes that inherit it
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def same_file(one: Path, other: Path) -> bool:

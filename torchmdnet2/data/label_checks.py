@@ -22,7 +22,7 @@ from .statistics import Statistics
 
 __all__ = [
     "Agreement", "Usual", "Zeros", "agreement", "bond_scale", "net_force", "resolution", "shifted", "spread_out",
-    "stress_agreement", "stress_size", "zeros",
+    "stress_agreement", "stress_size", "turned", "zeros",
 ]  # fmt: skip
 
 
@@ -134,6 +134,11 @@ _STRAIN = 0.15  # largest component of the strain between two cells that are com
 _EXACT = {"forces": 0.85, "stresses": 0.94}  # correct labels have correlations above 0.93 and 0.9
 _LEAST_SCATTERED, _SCATTERED = 20, 0.7  # number of pairs, and their correlation, for energies with noise
 _EXPLAINED, _MATRIX = 0.5, 8_000_000  # share of the variance of the forces that pairs explain; size of the matrix
+
+
+_TORQUE, _TORQUE_PER_ATOM = 0.03, 0.01
+"""Torque over the size of r × F, and eV/Å: 0.0016 and 0.0007 at most in right labels on coarse grids."""
+_FEWEST_TURNED = 4
 
 
 @dataclass(frozen=True)
@@ -431,6 +436,40 @@ def net_force(batch: Sample) -> tuple[float, float] | None:
     if not used.any():
         return None
     return float(np.median(net[used] / np.sqrt(square[used]))), float(np.median(net[used] / sizes[used]))
+
+
+def turned(batch: Sample, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:
+    """Find isolated molecules whose forces have a torque, as forces in another orientation than the positions have.
+
+    The energy of a molecule alone does not change when it is turned, so that Σ (r − c) × F is 0.
+
+    Args:
+        batch: frames `chosen`; those in cells, and those with forces that are 0 or unknown, are left out.
+        chosen: [B] positions among all frames.
+
+    Returns:
+        Positions of the frames with a torque, and the median over them of |Σ (r − c) × F| / √(Σ |r − c|² |F|²); None:
+        there are fewer than 2 % and four, or than half of the frames that can be judged.
+    """
+    if "forces" not in batch.labels:
+        return None
+    system, forces = batch.system, batch.labels["forces"].double()
+    owner, sizes = system.batch, system.atom_counts
+
+    def summed(values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(len(sizes), *values.shape[1:]).index_add_(0, owner, values)
+
+    idle = summed((forces == 0).all(1).double()).numpy()
+    radius = system.pos.double() - (summed(system.pos.double()) / sizes[:, None])[owner]
+    forces = forces - (summed(forces) / sizes[:, None])[owner]
+    torque = summed(torch.linalg.cross(radius, forces)).norm(dim=1).numpy()
+    size = np.sqrt(summed(radius.square().sum(1) * forces.square().sum(1)).numpy())
+    extent = np.sqrt((summed(radius.square().sum(1)) * sizes).numpy())
+    used = (sizes.numpy() > 1) & (idle == 0) & ~system.pbc.any(1).numpy() & np.isfinite(torque) & (size > 0)
+    found = used & (torque > _TORQUE * size) & (torque > _TORQUE_PER_ATOM * extent)
+    if not found.any() or found.sum() < max(0.02 * used.sum(), min(_FEWEST_TURNED, used.sum() / 2)):
+        return None
+    return chosen[found], float(np.median(torque[found] / size[found]))
 
 
 def shifted(batch: Sample, found: Statistics, chosen: np.ndarray) -> tuple[np.ndarray, float] | None:

@@ -8,11 +8,11 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ...core.files import same_file, try_lock
+from ...core.files import locked, same_file
 from ...data import data_files
 from ...errors import BadConfig, BadData
 from ...potentials import find_model
@@ -233,39 +233,28 @@ def exclusive_folder(folder: Path) -> Iterator[None]:
     """Within the block, no other process can train in this folder, which is made. The end of the process frees it.
 
     Raises:
-        BadConfig: another process does, or the folder cannot be made.
+        BadConfig: another process does, or the folder cannot be made or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadConfig(f"output.folder: {folder} cannot be made: {error.strerror}") from error
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(handle, folder)
+    with ExitStack() as held:
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                held.enter_context(locked(folder / STATE))
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise BadConfig(
+                        f"output.folder: another process trains in {folder}; wait for it, or choose another folder"
+                    ) from None
+            except OSError as error:
+                raise BadConfig(f"output.folder: {folder}: {error.strerror}; choose another folder") from error
+            time.sleep(0.1)
         _sweep(folder)
         yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # also for data-loading processes, which inherit it
-        os.close(handle)
-
-
-def _lock(handle: int, folder: Path) -> None:
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return try_lock(handle, folder / STATE)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise BadConfig(
-                    f"output.folder: another process trains in {folder}; wait for it, or choose another folder"
-                ) from None
-        time.sleep(0.1)
 
 
 def _sweep(folder: Path) -> None:

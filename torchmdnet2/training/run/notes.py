@@ -22,6 +22,7 @@ from ...data.label_checks import (
     spread_out,
     stress_agreement,
     stress_size,
+    turned,
     zeros,
 )
 from ...data.pair_regression import EVIDENCE, ORDERS, PLAIN, VASP, Factor, Regression, regression
@@ -275,6 +276,7 @@ _SMALL = 0.1  # eV/Å, rms of forces that may be noise of relaxed structures
 _PLAIN = 1e-3  # eV, by which energies of one structure may differ
 _FAR = 30.0  # eV per atom, from single atoms
 _STRESS = 5.0  # eV/Å³: 800 GPa
+_UNTURNED = re.compile("opposite to that of the others|were mixed|belong together")
 _NET, _NET_PER_ATOM = 0.05, 0.02  # sum of the forces over their size; eV/Å, above that of coarse grids
 _BONDS = (0.65, 1.6)  # nearest distance over the sum of the covalent radii
 
@@ -296,12 +298,14 @@ def label_notes(setup: Setup) -> Iterator[str]:
         indices = np.delete(indices, far)
         known = statistics(frames.data, indices)
     found = list(_contradictions(frames, indices, known))
-    sums = list(_sums(setup))
+    sums, torque = list(_sums(setup)), list(_torque(setup))
+    if torque:  # it says what is wrong, where others say that something is; signs and units make no torque
+        found = [note for note in found if not (_SCATTER in note or _UNTURNED.search(note))]
     clear = any("fits them much better" in note for note in found) or any("energies are exactly 0" in n for n in sizes)
     if clear or any("above those of the others" in note for note in sums):
         found = [note for note in found if _SCATTER not in note]
     if not clear:  # which says more
-        found += sums
+        found += [*sums, *torque]
     yield from found
     if not any(note.startswith("stresses") for note in found):
         yield from _stress_size(frames, setup.statistics["train"])
@@ -511,6 +515,23 @@ def _sums(setup: Setup) -> Iterator[str]:
             f"forces do not cancel: their sum is {net[0]:.2g} times their size, {net[1]:.2g} eV/Å per atom, in the "
             "median frame, and 0 in the absence of a field and of fixed atoms. Is an offset in them, or were some "
             "atoms left out?"
+        )
+
+
+def _torque(setup: Setup) -> Iterator[str]:
+    """Note about forces that turn isolated molecules; an entry that names a field explains it."""
+    frames, known = setup.frames["train"], setup.statistics["train"]
+    if any("field" in str(name).lower() for part in _parts(frames.data) for name in getattr(part, "available", ())):
+        return
+    chosen = spread_out(known)
+    found = turned(frames.data.batch(frames.indices[chosen]), chosen)
+    if found is not None:
+        places, size = found
+        yield (
+            f"forces of {len(places)} of {len(chosen)} checked training frames (the first: "
+            f"{frames.name(int(places[0]))}) turn the molecule: their torque Σ r × F is {size:.2g} times their size, "
+            "and 0 without a field. Do they belong to another orientation than the positions, as Gaussian's "
+            "forces to the input orientation, or to another structure? Take both from one, or compute with nosymm"
         )
 
 
