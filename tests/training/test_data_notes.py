@@ -287,6 +287,19 @@ def test_faults_of_similar_frames_of_one_molecule(raw_config, tmp_path):
         assert len(found) == (said is not None) and all(said in note for note in found), (said, found)
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_forces_in_another_orientation_are_named_alone(raw_config, tmp_path, every):
+    frames = read(Path(__file__).parents[2] / "examples/data/ethanol_gfn2.xyz", "::20")
+    for k, atoms in enumerate(frames[::every]):
+        atoms.calc.results["forces"] = Rotation.random(random_state=k).apply(atoms.calc.results["forces"])
+    raw = written(raw_config, tmp_path, frames)
+    found = [note for note in notes(raw) if note.startswith("forces") or "pair potential" in note]
+    assert len(found) == 1 and "turn the molecule" in found[0], found
+    for atoms in frames:
+        atoms.info["electric_field"] = np.array([0, 0, 0.1])
+    assert not any("turn the molecule" in note for note in notes(written(raw_config, tmp_path, frames)))
+
+
 def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
     raw_config["data"]["split"] = {"validation": 0, "test": 0}
 

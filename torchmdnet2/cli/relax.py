@@ -20,13 +20,13 @@ def add(command: Command) -> None:
     relax.add_argument("--window", type=float, help="energy above the lowest conformer, eV (default: 0.26)")
     relax.add_argument("--rmsd", type=float, help="closer conformers are the same, Å (default: 0.25)")
     relax.add_argument("--keep", type=int, metavar="N", help="most conformers of each molecule (default: all)")
-    relax.add_argument("--seed", type=int, default=0, help="seed of the conformers (default: 0)")
+    relax.add_argument("--seed", type=int, help="seed of the conformers (default: 0)")
     relax.add_argument("--cell", action="store_true", help="also relax the cells, one structure at a time")
     _add_devices(relax)
     score = command("score", _score, "compute energies, forces, charges and novelty of many structures")
     _add_files(score)
     score.add_argument("--no-novelty", action="store_true", help="do not compute the novelty, which takes time")
-    score.add_argument("--seed", type=int, default=0, help="seed of the conformers of SMILES (default: 0)")
+    score.add_argument("--seed", type=int, help="seed of the conformers of SMILES (default: 0)")
     _add_devices(score)
 
 

@@ -147,10 +147,14 @@ def _context() -> Any:
         from multiprocessing import forkserver
 
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([f"{__package__}.run"])
-        with suppress(OSError):  # the path of the folder for temporary files is too long for a socket
-            forkserver.ensure_running()
-            return context
+        before = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])
+        context.set_forkserver_preload([f"{__package__}.run"])  # for the whole program, until the server runs
+        try:
+            with suppress(OSError):  # the path of the folder for temporary files is too long for a socket
+                forkserver.ensure_running()
+                return context
+        finally:
+            context.set_forkserver_preload(before)
     return multiprocessing.get_context("spawn")
 
 
@@ -299,6 +303,7 @@ class Journal:
 
     Attributes:
         done: number of records of the input whose results are in the files.
+        near: number of their structures with atoms nearer than any bond, and a line about the first.
 
     Raises:
         BadConfig: the files belong to an unfinished run of another job.
@@ -309,6 +314,7 @@ class Journal:
         self._output, self._paths = output, files
         self._state = output.with_name(output.name + ".progress")
         self._job = json.loads(json.dumps(job))
+        self.near: tuple[int, str] = 0, ""
         self.done, sizes = self._resume()
         self._files = [open(path, "r+b" if path.exists() else "w+b") for path in self._paths]
         for file, size in zip(self._files, sizes, strict=True):
@@ -324,6 +330,7 @@ class Journal:
                     f"{self._output} belongs to an interrupted run with another {', '.join(changed)}: give the "
                     f"same command to finish it, or remove {self._state} to start again"
                 )
+            self.near = tuple(found.get("near", self.near))
             return found["records"], found["sizes"]
         for path in self._paths:
             keep_old(path)
@@ -331,15 +338,18 @@ class Journal:
         return 0, [0] * len(self._paths)
 
     def _save(self, records: int, sizes: list[int]) -> None:
-        atomic_write(self._state, json.dumps({"records": records, "sizes": sizes, "job": self._job}, indent=1))
+        state = {"records": records, "sizes": sizes, "near": self.near, "job": self._job}
+        atomic_write(self._state, json.dumps(state, indent=1))
 
-    def commit(self, records: int, *texts: str) -> None:
+    def commit(self, records: int, *texts: str, near: tuple[int, str] = (0, "")) -> None:
         """Append the results of a block, and wait for the disk.
 
         Args:
             records: number of records of the input in the block.
             texts: text for each file.
+            near: the attribute from now on.
         """
+        self.near = near
         for file, text in zip(self._files, texts, strict=True):
             file.write(text.encode())
             file.flush()

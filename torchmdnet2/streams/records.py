@@ -222,11 +222,14 @@ class RecordFile:
         self._split: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffix)
         self._cut: _Cut | None = _CUTS.get(suffix)
         self._place: Any = None
+        self._ended = False
         self.size = max(1, Path(path).stat().st_size)
 
     @property
     def fraction(self) -> float:
-        """Return the part of the file that has been read, from 0 to 1; always 0 for formats that are read at once."""
+        """Return the part of the file that has been read, from 0 to 1; formats that are read at once have no part."""
+        if self._ended:
+            return 1.0
         return min(1.0, self._place.tell() / self.size) if self._place is not None else 0.0
 
     def __iter__(self) -> Iterator[Record]:
@@ -243,8 +246,10 @@ class RecordFile:
         Raises:
             BadData: the file is compressed and damaged.
         """
+        self._ended = False
         try:
             yield from self._blocks(first, size)
+            self._ended = True
         except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
             raise BadData(
                 f"{self.path}: it cannot be decompressed ({error}): compress or copy the file again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import warnings
@@ -27,6 +28,7 @@ from ..errors import BadConfig, BadData, StructureWarning
 from ..kernels.notice import usable_cores
 from ..md.guard import remedy_of_close_atoms
 from ..md.setup import fingerprint
+from ..potential.cells import require_cells
 from ..potential.potential import Potential
 from .batches import BatchOptions
 from .conformers import Preparation, Ranking, require_rdkit
@@ -57,6 +59,7 @@ Model: TypeAlias = "str | os.PathLike | Potential | Sequence[str | os.PathLike |
 
 _LARGE = 2**22  # bytes
 _HELPERS = 16
+_FIRST = 1000  # structures that are looked at for cells
 _BONDS = (".sdf", ".mol", ".smi", ".smiles")
 
 
@@ -69,7 +72,7 @@ def relax(
     steps: int = 1000,
     conformers: int | None = None,
     ranking: Ranking | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     cell: bool = False,
     devices: str | Sequence[str] = "auto",
     dtype: torch.dtype | str | None = None,
@@ -97,7 +100,7 @@ def relax(
         conformers: number of conformers that RDKit makes of each molecule by distance geometry. None makes one for a
             SMILES and takes structures of other files unchanged.
         ranking: choice of the conformers to keep; default: those within 0.26 eV of the lowest, without duplicates.
-        seed: seed of the distance geometry.
+        seed: seed of the distance geometry, 0 or more; None takes 0. It is refused where no conformers are made.
         cell: relax the cells too, at zero pressure, by ASE and one structure after another. Otherwise cells are fixed.
         devices: "auto" (the first GPU, else the CPU), "all", or names ("cuda:0,cuda:1", "cpu"); each has a process.
         dtype: floating-point type of the network; None: as stored.
@@ -124,10 +127,14 @@ def relax(
         MissingBackend: a package is not installed: RDKit for SMILES or conformers, h5py, matplotlib, distributed.
         BadData: with an output, there are no structures in the input, or all of them fail.
     """
-    if not fmax > 0 or steps < 1 or seed < 0 or (conformers is not None and conformers < 1):
-        raise BadConfig("fmax must be positive, steps and conformers at least 1, and the seed at least 0")
+    if not 0 < fmax < math.inf:
+        raise BadConfig(f"fmax must be a positive number of eV/Å, as 0.02, got {fmax}")
+    for name, number in (("steps", steps), ("conformers", conformers)):
+        if number is not None and number < 1:
+            raise BadConfig(f"{name} must be at least 1, got {number}")
     structures = _several(structures)
     source = _Source(structures, conformers, seed)
+    source.require_cells(coulomb)
     members = _members(model)
     opening = Opening(dtype, allow_untrained_charge, coulomb, level)
     remedy = _checked(members, opening)
@@ -144,7 +151,7 @@ def relax(
         block = max(1, (128 if names[0] == "cpu" else max(1024, 4096 // len(names))) // (conformers or 1))
     worker = partial(_worker, CellRelaxer if cell else Relaxer, members, options, opening)
     stages = _Stages(source.preparation, partial(_relaxing, worker))
-    wanted = repr((options, conformers, seed, cell, opening))
+    wanted = repr((options, conformers, seed or 0, cell, opening))
     job = {"model": [_identity(member) for member in members], "input": _identity(structures), "options": wanted}
     return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
 
@@ -155,7 +162,7 @@ def score(
     output: str | os.PathLike | None = None,
     *,
     novelty: bool = True,
-    seed: int = 0,
+    seed: int | None = None,
     devices: str | Sequence[str] = "auto",
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
@@ -197,13 +204,14 @@ def score(
     """
     structures = _several(structures)
     source = _Source(structures, None, seed)
+    source.require_cells(coulomb)
     options, members = BatchOptions(novelty), _members(model)
     opening = Opening(dtype, allow_untrained_charge, coulomb, level)
     remedy = _checked(members, opening)
     job = {
         "model": [_identity(member) for member in members],
         "input": _identity(structures),
-        "options": repr((options, seed, opening)),
+        "options": repr((options, seed or 0, opening)),
     }
     worker = partial(_worker, Scorer, members, options, opening)
     stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
@@ -351,8 +359,10 @@ def _identity(thing: Any) -> Any:
 class _Source:
     """Records with their starts, in order."""
 
-    def __init__(self, structures: Any, conformers: int | None, seed: int):
-        self.preparation = Preparation(conformers, seed)
+    def __init__(self, structures: Any, conformers: int | None, seed: int | None):
+        if seed is not None and seed < 0:
+            raise BadConfig(f"seed must be at least 0, got {seed}")
+        self.preparation = Preparation(conformers, seed or 0)
         self.file = RecordFile(str(structures)) if isinstance(structures, str | os.PathLike) else None
         self._given = structures
         suffix = "".join(Path(str(structures)).suffixes).lower() if self.file else ""
@@ -364,8 +374,32 @@ class _Source:
             require_rdkit()
         #: Whether conformers are made.
         self.embeds = smiles or conformers is not None
+        if seed is not None and not self.embeds:
+            raise BadConfig(
+                f"seed={seed} has no effect: it is that of conformers, which are made of SMILES, or where conformers "
+                "are asked for; leave it out"
+            )
         #: True if the input is so large that further processes beside the GPU's save time.
         self.takes_long = self.embeds or (self.file is not None and self.file.size > _LARGE)
+
+    def require_cells(self, coulomb: str | None) -> None:
+        """Refuse a sum in cells where no structure is periodic; of a file, its first structures are looked at.
+
+        Raises:
+            ValueError: the sum would have no effect.
+        """
+        if coulomb in (None, "pme"):
+            return
+        if self.file is None:
+            found: Iterable[Atoms] = self._given
+        elif self.has_bonds:
+            found = ()
+        else:
+            first = list(islice(self.file, _FIRST + 1))
+            if len(first) > _FIRST:  # there may be cells later
+                return
+            found = [atoms for record in first for atoms in record.starts]
+        require_cells(coulomb, [atoms.pbc for atoms in found])
 
     @property
     def fraction(self) -> float:
@@ -474,6 +508,7 @@ def _stream(
     with claimed(path, *files, *pages):
         journal = Journal(path, files, {**job, "report": report})
         finished, first = False, journal.done
+        summary.near, summary.first_near = journal.near
         if first and console is not None:
             console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
         status = console.status("") if console is not None else nullcontext()
@@ -486,7 +521,7 @@ def _stream(
                     if report:
                         head = csv_head(rows).replace("\n", ",seconds\n") * new
                         texts.append(head + "".join(f"{row[:-1]},{seconds:.3g}\n" for row in written.rows))
-                    journal.commit(written.records, *texts)
+                    journal.commit(written.records, *texts, near=(summary.near, summary.first_near))
                     if console is not None:
                         status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
             if report and journal.done:
@@ -537,7 +572,7 @@ class Summary:
 
     def __init__(self) -> None:
         self.records = self.structures = self.failed = self.unconverged = self.near = 0
-        self._first_near = ""
+        self.first_near = ""
         self._began = self._last = time.monotonic()
 
     def add(self, written: _Written) -> float:
@@ -551,13 +586,13 @@ class Summary:
     def take(self, near: Sequence[str]) -> None:
         """Count structures with atoms nearer than any bond, and keep the first."""
         self.near += len(near)
-        self._first_near = self._first_near or next(iter(near), "")
+        self.first_near = self.first_near or next(iter(near), "")
 
     def warn(self, remedy: str) -> None:
         """Warn of these structures, once, unless the models repel such atoms."""
         if self.near and remedy:
             have = "1 structure has" if self.near == 1 else f"{self.near} structures have"
-            words = f"{have} atoms nearer than any bond, first {self._first_near}: {remedy}"
+            words = f"{have} atoms nearer than any bond, first {self.first_near}: {remedy}"
             warnings.warn(words, StructureWarning, stacklevel=4)
 
     def words(self, fraction: float, before: int) -> str:

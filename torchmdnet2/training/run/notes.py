@@ -276,7 +276,7 @@ _SMALL = 0.1  # eV/Å, rms of forces that may be noise of relaxed structures
 _PLAIN = 1e-3  # eV, by which energies of one structure may differ
 _FAR = 30.0  # eV per atom, from single atoms
 _STRESS = 5.0  # eV/Å³: 800 GPa
-_UNTURNED = re.compile("opposite to that of the others|were mixed|belong together")
+_MOST_TURNED = 0.7  # of the frames, if some are turned; atoms with another sign turn nearly all
 _NET, _NET_PER_ATOM = 0.05, 0.02  # sum of the forces over their size; eV/Å, above that of coarse grids
 _BONDS = (0.65, 1.6)  # nearest distance over the sum of the covalent radii
 
@@ -298,9 +298,11 @@ def label_notes(setup: Setup) -> Iterator[str]:
         indices = np.delete(indices, far)
         known = statistics(frames.data, indices)
     found = list(_contradictions(frames, indices, known))
-    sums, torque = list(_sums(setup)), list(_torque(setup))
-    if torque:  # it says what is wrong, where others say that something is; signs and units make no torque
-        found = [note for note in found if not (_SCATTER in note or _UNTURNED.search(note))]
+    sums, (torque, share) = list(_sums(setup)), _torque(setup)
+    if torque:  # it says what is wrong, where others say that something is; signs and units of frames make no torque
+        less = [_SCATTER, "opposite to that of the others", "were mixed"]
+        less += ["that of the other atoms"] * (share < _MOST_TURNED) + ["belong together?"] * (not sums)
+        found = [note for note in found if not any(words in note for words in less)]
     clear = any("fits them much better" in note for note in found) or any("energies are exactly 0" in n for n in sizes)
     if clear or any("above those of the others" in note for note in sums):
         found = [note for note in found if _SCATTER not in note]
@@ -518,21 +520,26 @@ def _sums(setup: Setup) -> Iterator[str]:
         )
 
 
-def _torque(setup: Setup) -> Iterator[str]:
-    """Note about forces that turn isolated molecules; an entry that names a field explains it."""
+def _torque(setup: Setup) -> tuple[list[str], float]:
+    """Return a note about forces that turn isolated molecules, if any, and the share of the frames with such forces.
+
+    An entry that names a field explains them.
+    """
     frames, known = setup.frames["train"], setup.statistics["train"]
     if any("field" in str(name).lower() for part in _parts(frames.data) for name in getattr(part, "available", ())):
-        return
+        return [], 0.0
     chosen = spread_out(known)
     found = turned(frames.data.batch(frames.indices[chosen]), chosen)
-    if found is not None:
-        places, size = found
-        yield (
-            f"forces of {len(places)} of {len(chosen)} checked training frames (the first: "
-            f"{frames.name(int(places[0]))}) turn the molecule: their torque Σ r × F is {size:.2g} times their size, "
-            "and 0 without a field. Do they belong to another orientation than the positions, as Gaussian's "
-            "forces to the input orientation, or to another structure? Take both from one, or compute with nosymm"
-        )
+    if found is None:
+        return [], 0.0
+    places, size = found
+    note = (
+        f"forces of {len(places)} of {len(chosen)} checked training frames (the first: {frames.name(int(places[0]))}) "
+        f"turn the molecule: their torque Σ r × F is {size:.2g} times their size, and 0 without a field. Do they "
+        "belong to another orientation than the positions, as Gaussian's to the input orientation, or to another "
+        "structure? Take both from one, or compute with nosymm"
+    )
+    return [note], len(places) / len(chosen)
 
 
 def _stress_size(frames: Frames, known: Statistics) -> Iterator[str]:
