@@ -1,6 +1,8 @@
 """Extended XYZ is read as ASE reads it, and what ASE passes over in silence is read too, or named."""
 
+import bz2
 import gzip
+import lzma
 import sqlite3
 
 import ase.db
@@ -10,12 +12,13 @@ import pytest
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from torchmdnet2.data import AseDataset
+from torchmdnet2.data import AseDataset, open_dataset
 from torchmdnet2.data import ase_formats as module
 from torchmdnet2.data.ase_formats import _frame
 from torchmdnet2.data.extxyz import read_extxyz
-from torchmdnet2.data.structures import Found
-from torchmdnet2.errors import BadData
+from torchmdnet2.data.structures import Found, read_structures
+from torchmdnet2.errors import BadData, StructureWarning
+from torchmdnet2.streams.records import RecordFile
 
 HEAD = "Properties=species:S:1:pos:R:3"
 
@@ -162,3 +165,85 @@ def test_a_database_is_read_part_by_part(tmp_path, monkeypatch):
         database.execute("update systems set positions = zeroblob(5) where id = 6")
     with pytest.raises(BadData, match=r"a\.db, frame \d+: it cannot be read"):
         AseDataset(tmp_path / "a.db")
+
+
+WATER = "3\n{}\nO 0.0 0.0 0.1\nH 0.0 0.7 0.6\nH 0.0 -0.7 0.6\n"
+
+
+def read_by_all(path):
+    """The structure as data, structure and record of a stream give it."""
+    (sample,), (atoms,), (record,) = open_dataset(path), read_structures(path), RecordFile(str(path))
+    assert not record.error and np.allclose(record.starts[0].positions, atoms.positions)
+    assert np.allclose(sample.system.pos, atoms.positions)
+    return sample, atoms, record.starts[0]
+
+
+@pytest.mark.parametrize("comment", ["charge: -2; mult: 1", "Charge : -2, Mult: 1", "mult: 1; charge:-2"])
+def test_charge_and_multiplicity_behind_a_colon_are_read(tmp_path, comment):
+    (tmp_path / "a.xyz").write_text(WATER.format(comment))
+    sample, *found = read_by_all(tmp_path / "a.xyz")
+    assert (sample.system.charge.item(), sample.system.spin.item()) == (-2, 1)
+    assert all((atoms.info["charge"], atoms.info["spin"]) == (-2, 1) for atoms in found)
+
+
+@pytest.mark.parametrize("comment", ["charge=None", "charge=None spin=None", "total_charge=null"])
+def test_none_is_not_given(tmp_path, comment):
+    (tmp_path / "a.xyz").write_text(WATER.format(comment))
+    sample, *found = read_by_all(tmp_path / "a.xyz")
+    assert sample.system.charge.item() == 0 and not any({"charge", "spin"} & atoms.info.keys() for atoms in found)
+
+
+def test_exponents_of_fortran(tmp_path):
+    text = WATER.format('energy=-1.5D+02 dipole="1.0d-01 0.0D0 -2D+0"').replace("0.7 ", "7.0D-01 ")
+    (tmp_path / "a.xyz").write_text(text)
+    data = open_dataset(tmp_path / "a.xyz", keys={"energy": "energy", "dipole": "dipole"})
+    assert data[0].labels["energy"].item() == -150 and data[0].labels["dipole"].tolist() == [[0.1, 0, -2]]
+    assert data[0].system.pos[1].tolist() == [0, 0.7, 0.6]
+    assert read_by_all(tmp_path / "a.xyz")[1].get_potential_energy() == -150
+    (tmp_path / "a.xyz").write_text(text.replace("7.0D-01", "7.0E-D1"))
+    with pytest.raises(BadData, match=r"could not convert string to float: '7\.0E-D1'"):
+        open_dataset(tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.xyz", gzip.compress(WATER.encode()), r"a\.xyz: its content is compressed, .* rename it to \S*a\.xyz\.gz"),
+        ("a.xyz.gz", bz2.compress(WATER.encode()), r"a \.bz2 file: rename it"),
+        ("a.sdf", lzma.compress(b"x" * 99), r"a\.sdf: its content is compressed, as that of a \.xz file"),
+        ("a.xyz.gz", WATER.encode(), r"a\.xyz\.gz: its content is not compressed"),
+        ("a.sdf.bz2", b"x\n\n\n", r"a\.sdf\.bz2: its content is not compressed"),
+        ("a.xyz", WATER.encode("utf-16"), r"a\.xyz: its text is in UTF-16: save it as UTF-8"),
+        ("a.xyz", WATER.encode("utf-16-le"), "its text is in UTF-16"),
+        ("a.sdf", "x\n\n\n".encode("utf-16"), r"a\.sdf: its text is in UTF-16"),
+    ],
+)
+def test_compressed_and_wide_texts_are_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    for read in (read_structures, lambda path: open_dataset(path), lambda path: list(RecordFile(str(path)))):
+        with pytest.raises(BadData, match=words):
+            read(tmp_path / name)
+
+
+def test_wrong_numbers_of_atoms_and_empty_files_are_named(tmp_path):
+    path = tmp_path / "a.xyz"
+    for count, more, words in (
+        (4, WATER, "atom 3 has 1 of its 4 columns: is the number of atoms, 4, too large"),
+        (4, "", "after 3 of 4 atoms, or the number of atoms where the frame begins is too large"),
+        (2, WATER, "not 'H 0.0 -0.7 0.6': is the number of atoms of the frame before right"),
+    ):
+        path.write_text(WATER.replace("3\n", f"{count}\n", 1).format("") + more.format(""))
+        with pytest.raises(BadData, match=words):
+            open_dataset(path)
+    path.write_text("")
+    with pytest.raises(BadData, match=r"a\.xyz: .*the file is empty"):
+        read_structures(path)
+
+
+@pytest.mark.parametrize(("other", "key"), [("Energy", "energy"), ("ENERGY", "energy"), ("Forces", "forces")])
+def test_labels_in_other_letters_are_suggested(tmp_path, other, key):
+    (tmp_path / "a.xyz").write_text(WATER.format(f"{other}=1.0"))
+    with pytest.warns(StructureWarning, match=f"'{other}' is not read as the {key}, whose name is '{key}'"):
+        open_dataset(tmp_path / "a.xyz")
+    with pytest.raises(BadData, match=f"no frame has '{key}', which is given as {key}, did you mean '{other}'"):
+        open_dataset(tmp_path / "a.xyz", keys={key: key})

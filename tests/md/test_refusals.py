@@ -65,7 +65,8 @@ def test_unknown_element(potential, tmp_path):
 @pytest.mark.parametrize("atoms", [Atoms(), Atoms("H", pbc=True), Atoms("H", [[np.nan, 0, 0]])])
 def test_unusable_start(potential, tmp_path, atoms):
     with pytest.raises(ValueError, match=r"no atoms|lattice vector|not finite"):
-        run_md(potential, atoms, options(tmp_path))
+        run_md(potential, atoms, options(tmp_path / "new" / "folder"))
+    assert not os.listdir(tmp_path), "folders are made for a start that can be simulated"
 
 
 def test_a_start_that_cannot_move_as_it_should(potential, water, tmp_path):

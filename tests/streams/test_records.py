@@ -119,5 +119,5 @@ def test_blocks_of_large_records_are_small(tmp_path, monkeypatch):
 def test_a_damaged_compressed_file_is_named(tmp_path, text):
     path = tmp_path / "in.xyz.gz"
     path.write_bytes(text)
-    with pytest.raises(BadData, match=r"in\.xyz\.gz: it cannot be decompressed"):
+    with pytest.raises(BadData, match=r"in\.xyz\.gz: (it cannot be decompressed|its content is not compressed)"):
         list(RecordFile(str(path)))

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -28,7 +30,7 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.errors import BadConfig
+from torchmdnet2.errors import BadConfig, StructureWarning
 from torchmdnet2.evaluator import Evaluator
 from torchmdnet2.streams import batches, run
 from torchmdnet2.streams.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
@@ -614,6 +616,85 @@ def test_what_sets_up_a_device_says_why_it_fails():
         pool.submit(1).result()
 
 
+def test_settings_without_effect_are_refused(tmp_path):
+    """A seed without conformers, a sum in cells without cells; messages name the setting and its value."""
+    atoms = rattled(["H2O"])
+    write(tmp_path / "in.xyz", atoms, format="extxyz")
+    for verb in (torchmdnet2.relax, torchmdnet2.score):
+        for given in (atoms, atoms[0], tmp_path / "in.xyz", str(tmp_path / "in.xyz")):
+            for seed in (0, 7):
+                with pytest.raises(BadConfig, match=f"seed={seed} has no effect"):
+                    verb("organic-small", given, seed=seed)
+            with pytest.raises(ValueError, match=r"coulomb='dsf' has no effect: .* no structure is periodic"):
+                verb("organic-small", given, coulomb="dsf")
+        with pytest.raises(BadConfig, match="seed must be at least 0, got -1"):
+            verb("organic-small", atoms, seed=-1)
+    (tmp_path / "a.sdf").write_text("")
+    with pytest.raises(ValueError, match="coulomb='dsf' has no effect"):
+        torchmdnet2.score("organic-small", tmp_path / "a.sdf", coulomb="dsf")
+    for setting, words in (
+        ({"fmax": float("nan")}, "fmax must be a positive number of eV/Å, as 0.02, got nan"),
+        ({"fmax": float("inf")}, "fmax must be .* got inf"),
+        ({"fmax": 0}, "fmax must be .* got 0"),
+        ({"steps": -1}, "steps must be at least 1, got -1"),
+        ({"conformers": 0}, "conformers must be at least 1, got 0"),
+    ):
+        with pytest.raises(BadConfig, match=words):
+            torchmdnet2.relax("organic-small", atoms, **setting)
+
+
+def test_a_sum_in_cells_is_taken_where_some_structures_have_cells(tmp_path):
+    atoms = rattled(["H2O", "H2O"])
+    atoms[1].set_cell([9, 9, 9])
+    atoms[1].pbc = True
+    write(tmp_path / "in.xyz", atoms, format="extxyz")
+    by_list = torchmdnet2.score("organic-small", atoms, coulomb="dsf", novelty=False)
+    by_file = torchmdnet2.score("organic-small", tmp_path / "in.xyz", coulomb="dsf", novelty=False)
+    energies = [[one.structures[0].info["energy"] for one in found] for found in (by_list, by_file)]
+    assert np.isfinite(energies).all() and energies[0] == pytest.approx(energies[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["in.xyz", "in.sdf"])
+def test_a_file_that_was_read_is_read_to_its_end(tmp_path, name):
+    write(tmp_path / "in.xyz", rattled(), format="extxyz")
+    atom = f"{0:10.4f}{0:10.4f}{0:10.4f} O   0"
+    (tmp_path / "in.sdf").write_text(f"a\n\n\n  1  0  0  0  0  0            999 V2000\n{atom}\nM  END\n$$$$\n")
+    file = RecordFile(str(tmp_path / name))
+    assert file.fraction == 0
+    assert not any(record.error for record in file) and file.fraction == 1
+
+
+def test_atoms_nearer_than_a_bond_are_counted_over_restarts(tmp_path, monkeypatch):
+    starts = rattled(["H2O"] * 6)
+    for k in (1, 3, 5):
+        starts[k] = Atoms("H2", [[0, 0, 0], [0, 0, 0.49]])
+    commit, potential = Journal.commit, tiny_potential()
+
+    def killed(self, *arguments, **options):
+        commit(self, *arguments, **options)
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Journal, "commit", killed)
+            torchmdnet2.score(potential, starts, tmp_path / "out.csv", block=2)
+    with pytest.warns(StructureWarning, match="3 structures have atoms nearer than any bond, first record 1: "):
+        torchmdnet2.score(potential, starts, tmp_path / "out.csv", block=2)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are copies on Linux only")
+def test_the_modules_of_the_host_program_for_its_own_processes_stay():
+    code = (
+        "import multiprocessing\nfrom multiprocessing import forkserver\n"
+        "from torchmdnet2.streams.pipeline import _context\n"
+        "multiprocessing.set_forkserver_preload(['json'])\n_context()\n"
+        "print(forkserver._forkserver._preload_modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "['json']\n"
+    )
+
+
 def test_scores_state_the_charge_that_charges_of_atoms_state(small):
     atoms = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
     atoms.set_initial_charges([-1, 0])
@@ -630,8 +711,8 @@ def test_a_run_in_memory_continues_only_with_the_same_structures(tmp_path, monke
 
     commit, calls = Journal.commit, []
 
-    def killed(self, *arguments):
-        commit(self, *arguments)
+    def killed(self, *arguments, **options):
+        commit(self, *arguments, **options)
         calls.append(1)
         raise KeyboardInterrupt
 

@@ -234,8 +234,8 @@ def _stability(options: argparse.Namespace) -> int:
     from ..md import StabilityReport, check_stability
 
     inputs = [options.model, split_index(options.frames)[0]]
-    prefix = output_prefix(options.output, "stability", StabilityReport.files, inputs)
     frames, numbers = read_frames(options.frames)
+    prefix = output_prefix(options.output, "stability", StabilityReport.files, inputs)
     console = make_console()
     report = check_stability(
         options.model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
@@ -11,10 +12,11 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import BadConfig
+from ..errors import BadConfig, BadData
 
 __all__ = [
-    "append", "atomic_write", "claimed", "keep_old", "locked", "old_name", "opened", "same_file", "spare_inputs",
+    "append", "atomic_write", "claimed", "keep_old", "locked", "old_name", "opened", "require_plain", "same_file",
+    "spare_inputs",
     "try_lock", "umask", "written_aside",
 ]  # fmt: skip
 
@@ -94,6 +96,32 @@ def opened(file: BinaryIO, name: str) -> Any:
     if reader is None:
         return nullcontext(file)
     return reader(fileobj=file) if reader is gzip.GzipFile else reader(file)
+
+
+_MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
+_WIDE = (b"\xff\xfe", b"\xfe\xff")  # marks of UTF-16, also the beginning of that of UTF-32
+
+
+def require_plain(path: str | os.PathLike) -> None:
+    """Refuse a file that is compressed and does not say so by its name, or the other way round, and text in UTF-16.
+
+    Raises:
+        BadData: it is; names the remedy. What is not a file, or cannot be opened, passes.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(6)
+    except OSError:
+        return
+    suffix = Path(path).suffix.lower()
+    packed = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+    if packed and packed != suffix:
+        raise BadData(f"{path}: its content is compressed, as that of a {packed} file: rename it to {path}{packed}")
+    if suffix in _MAGIC.values() and not packed and head:
+        raise BadData(f"{path}: its content is not compressed, though its name ends in {suffix}: remove this ending")
+    wide = head.startswith(_WIDE) or re.match(rb"[\x09-\x7f]\0[\x09-\x7f]\0", head)
+    if wide and not packed:
+        raise BadData(f"{path}: its text is in UTF-16: save it as UTF-8, as by iconv -f UTF-16 -t UTF-8")
 
 
 def old_name(path: Path) -> Path:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from ..core.stated import (
     unit_in_name,
     whole_number,
 )
-from ..errors import BadData, MissingBackend
+from ..errors import BadData, MissingBackend, StructureWarning
 from ..units import factor
 from .check import check_sample
 from .extxyz import STRUCTURE, Frame, read_extxyz
@@ -119,6 +120,15 @@ class FrameReader(Reader):
             kept.append(row)
             self.num_frames += 1
         yield joined(kept, self.path, self.num_frames - len(kept))
+        for name, key in self.keys.items():  # labels that are read if present: others are errors
+            if not self.counts[name] and name not in self.asked:
+                for other in sorted(own for own in self.available if own.lower() == key.lower() != own):
+                    warnings.warn(
+                        f"{self.path}: '{other}' is not read as the {name}, whose name is '{key}': rename it, or give "
+                        f"keys={{'{name}': '{other}'}}",
+                        StructureWarning,
+                        stacklevel=2,
+                    )
 
     def _row(self, frame: Frame, where: str) -> FrameRow:
         entries = frame.entries

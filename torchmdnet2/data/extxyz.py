@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..core.files import require_plain
 from ..core.stated import Statement
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "structure_of"]
+__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "real", "structure_of"]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
 """Arrays that ASE keeps for the atoms and that are not labels."""
@@ -45,10 +46,24 @@ _CELLS = frozenset(
 _KEY, _QUOTED = re.compile(r"(?<!\S)([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
 _TENSOR = re.compile(r"(?<!\S)(stress|virial)(?=\s*=)")  # names that ASE refuses without nine numbers
 _NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
+_COLON = re.compile(r"(?<!\S)(charge|mult|multiplicity|spin)\s*:\s*([+-]?\d+)[;,]?(?!\S)", re.I)
 _EQUAL = re.compile(r"^(\d+)\s+\1(?!\S)")  # two equal numbers, charge and multiplicity, of which ASE keeps one
 _MARK = "\0"
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
-_READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__getitem__, "S": str}
+
+
+def real(word: str) -> float:
+    """Return a number, also one as Fortran writes it (1.0D-03)."""
+    try:
+        return float(word)
+    except ValueError:
+        if _FORTRAN.fullmatch(word) is None:
+            raise
+        return float(word.lower().replace("d", "e"))
+
+
+_FORTRAN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[dD][+-]?\d+")
+_READ: dict[str, Callable[[str], Any]] = {"R": real, "I": int, "L": _TRUTH.__getitem__, "S": str}
 
 
 class Frame(NamedTuple):
@@ -80,6 +95,7 @@ def read_extxyz(path: str) -> Iterator[Frame]:
     Raises:
         OSError, EOFError, ValueError, KeyError: the file is damaged or cut off. The message does not name the file.
     """
+    require_plain(path)
     for comment, lines, size, vectors in raw_frames(path):
         yield _frame(comment, lines, size, vectors)
 
@@ -100,9 +116,14 @@ def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
                 while head.lstrip().startswith("VEC"):
                     vectors.append(head)
                     head = file.readline()
-                yield _EQUAL.sub(r"\1 +\1", comment.strip()), lines, size, vectors
+                yield comment.strip(), lines, size, vectors
             else:
                 head = file.readline()
+
+
+def _tidied(comment: str) -> str:
+    """Return a comment line in which words such as `charge: -2; mult: 1` are entries."""
+    return _COLON.sub(r"\1=\2", _EQUAL.sub(r"\1 +\1", comment))
 
 
 def _size(line: str) -> int:
@@ -111,8 +132,13 @@ def _size(line: str) -> int:
     except ValueError:
         size = -1
     if size < 0:
-        raise ValueError(f"a number of atoms is expected where a frame begins, not '{line.strip()[:40]}'")
+        raise ValueError(f"a number of atoms is expected where a frame begins, not '{line.strip()[:40]}'{_few(line)}")
     return size
+
+
+def _few(line: str) -> str:
+    words = line.split()
+    return ": is the number of atoms of the frame before right?" if len(words) > 3 and words[0].isalpha() else ""
 
 
 def _info(comment: str) -> dict[str, Any]:
@@ -131,7 +157,15 @@ def _parsed(comment: str) -> dict[str, Any]:
     for key in [key for key in found if key.startswith(_MARK)]:
         value = found.pop(key)
         found[key[1:]] = value.reshape(3, 3, order="F") if getattr(value, "shape", ()) == (9,) else value
-    return {key: value.replace(_MARK, "") if isinstance(value, str) else value for key, value in found.items()}
+    return {key: _plain(value.replace(_MARK, "")) if isinstance(value, str) else value for key, value in found.items()}
+
+
+def _plain(text: str) -> Any:
+    """Return numbers as Fortran writes them (-1.0D+02) as numbers, and other text unchanged."""
+    words = text.split()
+    if not words or not all(_FORTRAN.fullmatch(word) for word in words):
+        return text
+    return real(text) if len(words) == 1 else np.array([real(word) for word in words])
 
 
 class _Column(NamedTuple):
@@ -176,7 +210,11 @@ def _refuse_cells(info: Mapping[str, Any]) -> None:
 
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
     if len(lines) < size:
-        raise EOFError(f"the file was cut off: it ends after {len(lines)} of {size} atoms")
+        raise EOFError(
+            f"the file was cut off: it ends after {len(lines)} of {size} atoms, or the number of atoms where the frame "
+            "begins is too large"
+        )
+    comment = _tidied(comment)
     info: dict[str, Any] = {"comment": comment} if vectors else _info(comment) if comment else {}
     _check_names(_KEY.findall(_QUOTED.sub("", comment)) if info else [])
     columns = _columns(str(info.pop("Properties", _PLAIN)))
@@ -184,7 +222,8 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     rows = [line.split() for line in lines]
     for k, row in enumerate(rows):
         if len(row) < width:
-            raise ValueError(f"atom {k} has {len(row)} of its {width} columns")
+            many = f": is the number of atoms, {size}, too large?" if len(row) < 2 else ""
+            raise ValueError(f"atom {k} has {len(row)} of its {width} columns{many}")
     arrays = {column.name: _values(rows, column) for column in columns}
     if lines and not lines[-1].endswith("\n"):
         _check_last(rows)
@@ -228,7 +267,7 @@ def structure_of(comment: str, lines: Sequence[str], size: int, vectors: Sequenc
     from ase.io import read
     from ase.io.extxyz import set_calc_and_arrays
 
-    frame = _frame(comment, lines, size, vectors)
+    frame, comment = _frame(comment, lines, size, vectors), _tidied(comment)
     properties = re.search(r"(?<!\S)Properties=(\S+)", comment)
     columns = _columns(properties[1].strip("\"'") if properties else _PLAIN)
     species = next((column for column in columns if column.name == "symbols"), None)

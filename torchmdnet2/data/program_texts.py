@@ -473,6 +473,8 @@ def reason(error: Exception) -> str:
     """Return why ASE cannot read a file, also if ASE gives no message."""
     from ase.io.formats import UnknownFileTypeError
 
+    if isinstance(error, UnknownFileTypeError) and "empty file" in str(error).lower():
+        return "the file is empty"
     if isinstance(error, UnknownFileTypeError):
         return (
             f"ASE knows no format of structures with this name or content ({error}): convert the file to SDF, which "

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.files import require_plain
 from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, structure_of
@@ -139,6 +140,7 @@ def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Foun
     import ase.io.formats
 
     name = str(path)
+    require_plain(name)
     with _in_words(name):
         format = format or ase.io.formats.filetype(name)
     if format in ("extxyz", "xyz"):
@@ -209,11 +211,16 @@ def _of_jobs(format: str, jobs: Sequence[str]) -> list[Found]:
         what = "molecules or states" if len(molecules) > 1 else "methods"
         raise BadData(
             f"it has {len(jobs)} jobs (--Link1-- or a later step) of different {what}: "
-            + "; ".join(f"job {k} is {formula}, charge {charge}, multiplicity {spin}{f', {level}' if level else ''}"
+            + "; ".join(f"job {k} is {formula}, charge {_shown(charge)}, multiplicity {_shown(spin)}"
+                        + f", {level}" * bool(level)
                         for k, (formula, charge, spin, level) in enumerate(facts, 1))
             + ". Their frames do not belong together: split it into a file for each job, and read the one that you mean"
         )  # fmt: skip
     return found
+
+
+def _shown(number: int | None) -> str:
+    return "not given" if number is None else str(number)
 
 
 _ION = re.compile(r"[A-Z][a-z]?(?:(\d+)([+-])|([+-])(\d*))")  # O2-, Fe3+, O-2, Cl-
@@ -496,6 +503,8 @@ def _completed(found: Found, where: str) -> Atoms:
         value = agreed([*own[quantity], *more], quantity, f"{where}: ")
         if value is not None:
             info[quantity] = value
+        elif info.get(quantity) in ("None", "null"):  # ASE writes what is not given so
+            del info[quantity]
     return atoms
 
 

@@ -151,6 +151,7 @@ def run_md(
         fast: tuple[Potential, ModelSource | None] | str | None = None
         if inner is not None:
             fast = SPRINGS if inner == SPRINGS else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
+        check_start(plain_copy(atoms, charge, spin), opened[0])  # before there are folders
         names = [options.prefix, *options.files()]
         for path in names:
             path.parent.mkdir(parents=True, exist_ok=True)

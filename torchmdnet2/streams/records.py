@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.files import keep_old, opened
+from ..core.files import keep_old, opened, require_plain
 from ..data.dataset import Sample
 from ..data.hdf5 import write_hdf5
 from ..data.structures import open_structures, reason, structure_of_molfile, structure_of_xyz
@@ -211,12 +211,14 @@ class RecordFile:
 
     Raises:
         FileNotFoundError: the file does not exist.
+        BadData: it is compressed and not called so, or text in UTF-16.
     """
 
     def __init__(self, path: str):
         self.path = path
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such file")
+        require_plain(path)
         suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in (".gz", ".bz2", ".xz")]
         suffix = suffixes[-1] if suffixes else ""
         self._split: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffix)
