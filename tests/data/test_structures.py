@@ -176,6 +176,24 @@ def test_molecules_that_have_no_hydrogens_are_read(tmp_path, text):
         assert len(read_structures(tmp_path / "a.sdf")) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        *[(name, True) for name in ("CH3CH2OH", "C6H6", "CH3CONH2", "C2H4")],
+        *[(name, False) for name in ("C60", "CO2", "CO", "HCN", "CCl4", "C2F4", "H2O")],
+    ],
+)
+def test_a_pdb_file_without_its_hydrogens_is_named(tmp_path, name, lacks):
+    atoms = molecule(name)
+    for bare in (False, True):
+        write(tmp_path / "a.pdb", atoms[atoms.numbers != 1] if bare else atoms)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read_structures(tmp_path / "a.pdb")
+        told = [str(one.message) for one in caught if "need hydrogens" in str(one.message)]
+        assert bool(told) == (bare and lacks) and all("a.pdb: " in one for one in told)
+
+
 def test_hydrogens_of_a_v3000_file_are_counted(tmp_path):
     bonds = "M  V30 BEGIN BOND\nM  V30 1 1 1 2\nM  V30 2 1 1 3\nM  V30 3 1 1 4\nM  V30 4 1 2 5\nM  V30 5 1 2 6\n"
     bonds += "M  V30 END BOND\n"

@@ -13,6 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ..core.files import require_plain
 from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
@@ -619,7 +621,38 @@ def _pdb(text: str, where: str) -> list[Found]:
             atoms.set_pbc(False)
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
         found.append(Found(atoms, stated, []))
+    if found and _lacks_hydrogens(found[0].atoms):
+        warnings.warn(
+            f"{where}the structure has carbons that need hydrogens, and no hydrogens: add them, as by obabel IN.pdb -O "
+            "OUT.pdb -h or PDBFixer",
+            StructureWarning,
+            stacklevel=4,
+        )
     return found
+
+
+def _lacks_hydrogens(atoms: Atoms) -> bool:
+    """Whether there are no hydrogens, and a carbon with one long bond or two at an angle, which needs some."""
+    from ase.data import covalent_radii
+    from ase.neighborlist import neighbor_list
+
+    z = atoms.numbers
+    if 6 not in z or 1 in z:
+        return False
+    first, second, vectors = neighbor_list("ijD", atoms, 1.25 * covalent_radii[z])
+    for carbon in np.flatnonzero(z == 6):
+        bonded = np.flatnonzero(first == carbon)
+        length = np.linalg.norm(vectors[bonded], axis=1)
+        if len(bonded) == 1 and length[0] > _TRIPLE.get(int(z[second[bonded[0]]]), np.inf):
+            return True
+        organic = np.isin(z[second[bonded]], list(_TRIPLE)).all()
+        if len(bonded) == 2 and organic and vectors[bonded[0]] @ vectors[bonded[1]] > -0.87 * length.prod():
+            return True
+    return False
+
+
+_TRIPLE = {6: 1.28, 7: 1.22, 8: 1.19}
+"""Element -> Å, the longest bond to a carbon that has no other."""
 
 
 def _element_of(name: str) -> str:
