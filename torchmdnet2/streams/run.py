@@ -538,7 +538,7 @@ def _stream(
         if not reason:
             failed.unlink()
         if not journal.done:
-            raise BadData("the input has no structures")
+            raise BadData(f"{source.file.path + ': ' if source.file else ''}the input has no structures")
         if not (first or summary.structures):
             raise BadData(f"none of {summary.records} records could be computed, see {failed}; {reason}")
         if console is not None:
