@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -13,6 +14,10 @@ PROGRAM = """
 import os, sys
 print(sys.argv, os.getcwd(), __name__, os.environ["WORD"], os.environ.get("OTHER"), input(), sys.path[0])
 print("said", file=sys.stderr)
+if sys.argv[1] == "wait":
+    sys.stdout.flush()
+    import time
+    time.sleep(100)
 if sys.argv[1] == "kill":
     sys.stdout.flush()
     os.kill(os.getpid(), 9)
@@ -46,3 +51,17 @@ def test_a_command():
     run = subprocess.run([warm_python().parent / "torchmdnet2", "info", "nothing"], capture_output=True, text=True)
 
     assert run.returncode == 1 and "no potential has this name" in run.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_signal_reaches_the_program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [warm_python(), "program.py", "wait"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "WORD": "w"}, text=True, **streams)
+    process.stdin.write("line\n")
+    process.stdin.flush()
+    assert "line" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert said.splitlines()[-1] == "KeyboardInterrupt" and process.returncode != 0

@@ -1,7 +1,7 @@
 """Python programs of tests as copies of a process that has PyTorch loaded: each would take three seconds to load it.
 
-A program has its own arguments, working directory, environment, standard streams and exit code. For what is said of the
-start of Python, or signals, tests start Python itself.
+A program has its own arguments, working directory, environment, standard streams and exit code. It is sent SIGINT and
+SIGTERM, but not SIGKILL. What happens at the start and end of Python is tested with Python itself.
 
     python warm.py serve SOCKET                 load, then start a copy for each client, until the standard input ends
     python warm.py SOCKET -m module ARGUMENTS   run a program in a copy, as `python -m module ARGUMENTS` would
@@ -50,7 +50,11 @@ def ask(place: str, arguments: list[str]) -> None:
         server.connect(place)
         socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(request)
-        code = int(server.makefile().read())
+        answers = server.makefile()
+        program = int(answers.readline())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(program, number))
+        code = int(answers.readline())
     if code < 0:
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)  # not of SIGKILL
@@ -64,9 +68,9 @@ def serve(place: str) -> None:
 
     import ase.io
     import scipy.special
-    import torch
+    import torch._dynamo  # which PyTorch loads for its optimizers
 
-    import torchmdnet2.cli
+    import torchmdnet2.training.run.run
 
     del ase, scipy, torch, torchmdnet2
     with contextlib.suppress(ImportError):
@@ -92,7 +96,7 @@ def serve(place: str) -> None:
 
 
 def answer(client: socket.socket) -> None:
-    """Run what a client asks for, and tell it the exit code."""
+    """Run what a client asks for, and tell it the number of the process and the exit code."""
     size, streams, _, _ = socket.recv_fds(client, 4, 3)
     request = client.makefile("rb").read(int.from_bytes(size, "big"))
     program = os.fork()
@@ -102,7 +106,8 @@ def answer(client: socket.socket) -> None:
             os.close(stream)
         client.close()
         os._exit(run(*json.loads(request)))
-    client.sendall(str(os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])).encode())
+    client.sendall(f"{program}\n".encode())
+    client.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])}\n".encode())
 
 
 def run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:

@@ -12,15 +12,16 @@ import time
 import pytest
 from ase.build import molecule
 from ase.io import read, write
+from warm import warm_python
 
 STEPS = 400  # seconds, so that a signal sent in the middle arrives in the middle
 
 
-def start(model_file, folder, name, *more):
+def start(model_file, folder, name, *more, python=sys.executable):
     """The command, in a process of its own; restart files often."""
     write(folder / "water.xyz", molecule("H2O"))
     command = [
-        sys.executable, "-m", "torchmdnet2", "md", model_file, folder / "water.xyz", "--steps", STEPS, "--every", 10,
+        python, "-m", "torchmdnet2", "md", model_file, folder / "water.xyz", "--steps", STEPS, "--every", 10,
         "--restart-every", 40, "--ensemble", "nvt", "--output", folder / name, "--device", "cpu", *more,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -32,6 +33,12 @@ def start(model_file, folder, name, *more):
         env=environment,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
+
+
+def finish(model_file, folder, name, *more):
+    """A run that nothing interrupts."""
+    process = start(model_file, folder, name, *more, python=warm_python())
+    assert process.wait() == 0, process.stderr.read().decode()
 
 
 def wait_for(path, size, process):
@@ -64,7 +71,7 @@ def interrupted(model_file, folder, number, files, *more):
 def whole(model_file, tmp_path_factory):
     """The trajectory and table of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
-    assert start(model_file, folder, "run").wait() == 0
+    finish(model_file, folder, "run")
     assert len(read(folder / "run.xyz", ":")) == STEPS // 10 + 1
     return {kind: (folder / f"run.{kind}").read_bytes() for kind in ("xyz", "csv")}
 
@@ -74,7 +81,7 @@ def test_killed_and_continued(model_file, tmp_path, whole):
     files = {"restart": 0, "xyz": 0.5 * len(whole["xyz"])}
     name, process = interrupted(model_file, tmp_path, signal.SIGKILL, files)
     assert process.returncode == -signal.SIGKILL
-    assert start(model_file, tmp_path, name, "--restart").wait() == 0
+    finish(model_file, tmp_path, name, "--restart")
     for kind, content in whole.items():
         assert (tmp_path / f"{name}.{kind}").read_bytes() == content
 
@@ -86,7 +93,7 @@ def test_asked_to_stop(model_file, tmp_path, whole):
     assert process.returncode == 130
     assert process.stderr.read().decode() == "interrupted\n"
     assert (tmp_path / f"{name}.png").exists()
-    assert start(model_file, tmp_path, name, "--restart").wait() == 0
+    finish(model_file, tmp_path, name, "--restart")
     assert (tmp_path / f"{name}.xyz").read_bytes() == whole["xyz"]
 
 

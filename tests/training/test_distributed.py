@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from warm import warm_python
 
 from torchmdnet2 import load
 from torchmdnet2.training.config.config import parse_config
@@ -33,7 +34,7 @@ def start(arguments, size, folders=None):
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         folder = folders[rank] if folders else None
-        command = [sys.executable, *arguments]
+        command = [warm_python() if arguments[0] == "-m" else sys.executable, *arguments]
         processes.append(
             subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -88,11 +89,11 @@ def on_hosts(folders, arguments):
     """Output, errors and exit code of two torchrun agents with a process each, as on hosts that share no folder."""
     for _ in range(3):  # another program may take the port before they do
         port = free_port()
-        agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        agent = [warm_python(), "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
         agent += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         processes = [
             subprocess.Popen(
-                [*agent, "--node-rank", str(rank), "-m", "torchmdnet2", *arguments],
+                [*agent, "--node-rank", str(rank), "--no-python", warm_python().with_name("torchmdnet2"), *arguments],
                 cwd=folder,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,

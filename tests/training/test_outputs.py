@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from ase import Atoms
 from ase.io import read, write
 from torch import nn
+from warm import warm_python
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
@@ -221,7 +221,7 @@ def test_predictions_for_single_atoms_are_written_as_declared(tmp_path):
     command = ["evaluate", "m.tmn", "atoms.xyz", "--unlabelled", "--output", "out.xyz", "--device", "cpu"]
     root = str(Path(__file__).parents[2])
     run = subprocess.run(
-        [sys.executable, "-m", "torchmdnet2", *command], cwd=tmp_path, capture_output=True, text=True, check=False,
+        [warm_python(), "-m", "torchmdnet2", *command], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": root},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
