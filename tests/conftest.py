@@ -42,15 +42,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with long tests first: no process of pytest-xdist then waits for another one at the end.
 
     The first of all compiles TensorNet for the CPU, which numba keeps on disk; meanwhile the other process is busy in
-    Triton's interpreter, and does not compile the same. So it is, later, with TensorNet2.
+    Triton's interpreter, and does not compile the same. So it is, later, with TensorNet2: test_cpu_bound.py needs its
+    kernels too, and waits until the other files with long tests are done.
     """
-    compiling = {"test_examples.py": 0, "test_tensornet2_cpu.py": 2}
+    compiling = {"test_examples.py": 0, "test_tensornet2_cpu.py": 2, "test_cpu_bound.py": 4}
     names = {"run_checks", "printed_cases"}  # of tests/interpreter.py
     interpreted = {item.path for item in items if names & vars(getattr(item, "module", item)).keys()}
     long = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> int:
-        other = 1 if item.path in interpreted else 3 if item.path in long else 4
+        other = 1 if item.path in interpreted else 3 if item.path in long else 5
         return compiling.get(item.path.name, other)
 
     items.sort(key=place)
