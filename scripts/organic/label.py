@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from ase.data import atomic_masses
 from shards import Geometry, keep_settings, read_shard, seed_of
-from teachers import GFN2, AIMNet2, Labels, Student, Teacher
+from teachers import GFN2, AIMNet2, Labels, Model, Student, Teacher
 from torch import Tensor
 
 from torchmdnet2.core.files import written_aside
@@ -239,6 +239,7 @@ def main() -> None:
     teacher = parser.add_mutually_exclusive_group(required=True)
     teacher.add_argument("--aimnet2", help="TorchScript file of an AIMNet2 ensemble")
     teacher.add_argument("--gfn2", action="store_true", help="GFN2-xTB, for a trial on the CPU")
+    teacher.add_argument("--model", help="a .tmn file or the name of a potential")
     parser.add_argument("--student", help="a .tmn file that drives the dynamics of training frames")
     parser.add_argument("--keep", type=float, default=0.5, help="share of the student's frames, the most wrong ones")
     parser.add_argument("--device", default="cpu")
@@ -257,7 +258,13 @@ def main() -> None:
     options = parser.parse_args()
     ends = math.inf
     torch.set_default_dtype(torch.float32)
-    chosen: Teacher = GFN2() if options.gfn2 else AIMNet2(options.aimnet2, options.device)
+    chosen: Teacher = (
+        Model(options.model, options.device)
+        if options.model
+        else GFN2()
+        if options.gfn2
+        else AIMNet2(options.aimnet2, options.device)
+    )
     student = Student(options.student, options.device) if options.student else None
     names = ("frames", "every", "timestep", "keep", "largest_force", "largest_spread", "batch", "seed")
     settings = {name: getattr(options, name) for name in names}

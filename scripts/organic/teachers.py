@@ -17,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchmdnet2.potential.potential import Result
 
-__all__ = ["GFN2", "AIMNet2", "Labels", "Student", "Teacher"]
+__all__ = ["GFN2", "AIMNet2", "Labels", "Model", "Student", "Teacher"]
 
 
 class Labels(NamedTuple):
@@ -143,3 +143,21 @@ class Student:
         batch = torch.arange(size).repeat_interleave(n)
         parts = {"z": numbers.reshape(-1).long(), "pos": positions.reshape(-1, 3).double(), "batch": batch}
         return self.evaluator(System(**parts, charge=charge.double()).to(device=self.device))
+
+
+class Model(Student, Teacher):
+    """A potential of this package, by file or name, as teacher: `large.yaml` learns with labels of its own start."""
+
+    def __init__(self, path: str | os.PathLike, device: str):
+        super().__init__(path, device)
+        potential = self.evaluator.potential
+        if "charges" not in potential.outputs:
+            raise SystemExit(f"{path} predicts no charges, which labels have: take another model")
+        self.description = str(path)
+        self.level = potential.level_of_theory or f"labels of {path}"
+
+    def label(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Labels:
+        found = self._run(numbers, positions, charge)
+        assert found.forces is not None and found.charges is not None
+        forces, charges = found.forces.reshape(*numbers.shape, 3), found.charges.reshape(numbers.shape)
+        return Labels(found.energy, forces, charges, torch.zeros_like(found.energy))

@@ -1,0 +1,145 @@
+"""Torsion scans for `organic-large`: AIMNet2's network, trained further on energies along torsions, see large.yaml.
+
+    python scripts/organic/large.py frames torsions.npz work/scans --model aimnet2
+    python scripts/organic/label.py work/geometries work/labels --model aimnet2 --student aimnet2 --keep 1
+    torchmdnet2 train scripts/organic/large.yaml
+    python scripts/organic/large.py errors torsions.npz work/large/best.tmn aimnet2 --subset test
+
+torsions.npz holds scans one after the other: `num_atoms`, `charge`, `energy_eV`, `scan` (number of its scan) of each
+structure, `z` and `pos_half_milliangstrom` (Å · 2000, int16) of all atoms, and `smiles` of each scan. TorsionTest2000
+of github.com/leifjacobson/MLFF_test_data (MIT licence, © 2025 Leif Jacobson) has ωB97X-D3BJ/def2-TZVPD energies of
+2,109 scans of 24 structures. All scans of a molecule, its stereoisomers included, are in one subset.
+
+`frames` writes SUBSET.xyz. Energies of a scan are relative: their mean becomes that of the model, so that they and the
+model's own labels have one level.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.io import write
+from ase.units import kcal, mol
+from shards import SUBSETS, seed_of
+
+from torchmdnet2 import Evaluator, System, load
+from torchmdnet2.core.files import atomic_write
+
+HELD_OUT = 0.1  # of the molecules for validation, and for test
+
+
+class Scan(NamedTuple):
+    """Structures of one molecule: number, SMILES, z [n], positions [k, n, 3] in Å, energies [k] in eV, charge in e."""
+
+    number: int
+    smiles: str
+    z: np.ndarray
+    positions: np.ndarray
+    energies: np.ndarray
+    charge: int
+
+
+def subset_of(smiles: str) -> str:
+    """The subset of a molecule, the same for its stereoisomers."""
+    place = seed_of("torsions", smiles.translate(str.maketrans("", "", "@/\\"))) / 2**31
+    return SUBSETS[1] if place < HELD_OUT else SUBSETS[2] if place < 2 * HELD_OUT else SUBSETS[0]
+
+
+def read_scans(path: Path) -> Iterator[Scan]:
+    """The scans of a file."""
+    with np.load(path, allow_pickle=False) as data:
+        content = {name: data[name] for name in data.files}
+    ends = np.cumsum(content["num_atoms"], dtype=np.int64)
+    for number, group in groupby(range(len(ends)), key=lambda k: int(content["scan"][k])):
+        rows = list(group)
+        n = int(content["num_atoms"][rows[0]])
+        if (content["num_atoms"][rows] != n).any():
+            raise SystemExit(f"{path}: the structures of scan {number} have different numbers of atoms")
+        atoms = slice(int(ends[rows[0]]) - n, int(ends[rows[-1]]))
+        z = content["z"][atoms].reshape(-1, n)[0].astype(np.int64)
+        positions = content["pos_half_milliangstrom"][atoms].reshape(-1, n, 3) / 2000
+        yield Scan(number, str(content["smiles"][number]), z, positions, content["energy_eV"][rows],
+                   int(content["charge"][rows[0]]))  # fmt: skip
+
+
+def energies_of(evaluator: Evaluator, scan: Scan, device: str) -> np.ndarray:
+    """Energies of the structures of a scan by a model, [k] eV."""
+    count, n = scan.positions.shape[:2]
+    system = System(
+        z=torch.as_tensor(np.tile(scan.z, count)),
+        pos=torch.as_tensor(scan.positions.reshape(-1, 3)),
+        batch=torch.arange(count).repeat_interleave(n),
+        charge=torch.full((count,), float(scan.charge), dtype=torch.float64),
+    )
+    return evaluator(system.to(device=torch.device(device)), forces=False).energy.cpu().numpy()
+
+
+def frames(options: argparse.Namespace) -> None:
+    """Write the scans of each subset as extxyz, with the mean energies of a model."""
+    evaluator = Evaluator(load(options.model, options.device), graphs=False)
+    found: dict[str, list[Atoms]] = {subset: [] for subset in SUBSETS}
+    for scan in read_scans(options.scans):
+        shift = float(np.mean(energies_of(evaluator, scan, options.device) - scan.energies))
+        for positions, energy in zip(scan.positions, scan.energies + shift, strict=True):
+            info = {"energy": energy, "charge": scan.charge, "scan": f"scan-{scan.number}"}
+            found[subset_of(scan.smiles)].append(Atoms(scan.z, positions, info=info))
+    options.output.mkdir(parents=True, exist_ok=True)
+    for subset, images in found.items():
+        write(options.output / f"{subset}.xyz", images, format="extxyz")
+        print(f"{subset}: {len(images)} structures")
+
+
+def errors_of(evaluator: Evaluator, scan: Scan, device: str) -> tuple[float, float]:
+    """Errors of a scan in kcal/mol: mean |ΔE − ΔE_ref| relative to the reference's lowest point, and that of highest −
+    lowest energy."""
+    computed = energies_of(evaluator, scan, device)
+    lowest = int(scan.energies.argmin())
+    profile = np.abs((computed - computed[lowest]) - (scan.energies - scan.energies[lowest])).mean()
+    barrier = abs(np.ptp(computed) - np.ptp(scan.energies))
+    return float(profile) / (kcal / mol), float(barrier) / (kcal / mol)
+
+
+def errors(options: argparse.Namespace) -> None:
+    """Print mean absolute errors of models on the scans of a subset."""
+    scans = [scan for scan in read_scans(options.scans) if subset_of(scan.smiles) == options.subset][:: options.every]
+    print(f"{len(scans)} scans, {options.subset}; kcal/mol\n{'model':40s} {'profile':>8s} {'barrier':>8s}")
+    found = {}
+    for model in options.models:
+        evaluator = Evaluator(load(model, options.device), graphs=False)
+        rows = np.array([errors_of(evaluator, scan, options.device) for scan in scans])
+        profile, barrier = rows.mean(0).tolist()
+        found[model] = {"scans": len(scans), "profile": profile, "barrier": barrier}
+        print(f"{model:40s} {profile:8.3f} {barrier:8.3f}", flush=True)
+    if options.json:
+        atomic_write(options.json, json.dumps({"subset": options.subset, "errors": found}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("frames", help=frames.__doc__)
+    one.add_argument("scans", type=Path, help="torsions.npz")
+    one.add_argument("output", type=Path, help="folder")
+    one.add_argument("--model", default="aimnet2", help="gives the mean energy of each scan")
+    other = verbs.add_parser("errors", help=errors.__doc__)
+    other.add_argument("scans", type=Path, help="torsions.npz")
+    other.add_argument("models", nargs="+", help=".tmn files or names")
+    other.add_argument("--subset", choices=SUBSETS, default="validation", help="choose models on validation")
+    other.add_argument("--every", type=int, default=1, help="take every n-th scan")
+    other.add_argument("--json", type=Path)
+    for verb in (one, other):
+        verb.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    {"frames": frames, "errors": errors}[options.verb](options)
+
+
+if __name__ == "__main__":
+    main()
