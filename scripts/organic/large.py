@@ -1,7 +1,7 @@
 """Torsion scans for `organic-large`: AIMNet2's network, trained further on energies along torsions, see large.yaml.
 
     python scripts/organic/large.py frames torsions.npz work/scans --model aimnet2
-    python scripts/organic/label.py work/geometries work/labels --model aimnet2 --student aimnet2 --keep 1
+    python scripts/organic/label.py work/geometries work/labels --model aimnet2
     torchmdnet2 train scripts/organic/large.yaml
     python scripts/organic/large.py errors torsions.npz work/large/best.tmn aimnet2 --subset test
 
