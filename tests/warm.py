@@ -68,9 +68,9 @@ def serve(place: str) -> None:
 
     import ase.io
     import scipy.special
-    import torch._dynamo  # which PyTorch loads for its optimizers
+    import torch
 
-    import torchmdnet2.training.run.run
+    import torchmdnet2.cli  # but nothing that loads Triton, whose interpreter is chosen by the program
 
     del ase, scipy, torch, torchmdnet2
     with contextlib.suppress(ImportError):
