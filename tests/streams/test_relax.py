@@ -385,7 +385,7 @@ def test_processes_give_the_same_in_the_same_order(tmp_path):
     for one, two in zip(*found, strict=True):
         assert abs(one.structures[0].info["energy"] - two.structures[0].info["energy"]) < 1e-5
     _xyz(tmp_path / "in.xyz")
-    source = _Source(tmp_path / "in.xyz", None, 0)
+    source = _Source(tmp_path / "in.xyz", None, None)
     with helpers_pool(2) as helping:  # as of a large file on a GPU: processes parse it
         blocks = in_order(source.blocks(2, 4), helping(source.preparation, False))
         parsed = [record for block in blocks for record in block]
@@ -523,7 +523,7 @@ def test_a_finished_output_is_kept(tmp_path):
     [
         (["in.xyz", "out.sdf"], "an SDF needs bonds"),
         (["in.xyz", "out.xyz", "--conformers", "3"], "molecules with bonds"),
-        (["in.xyz", "out.xyz", "--fmax", "0"], "must be positive"),
+        (["in.xyz", "out.xyz", "--fmax", "0"], "fmax must be a positive number of eV/Å, as 0.02, got 0.0"),
         (["in.xyz", "out.xyz", "--devices", "gpu"], "cannot be used here"),
         (["in.xyz", "in.xyz"], "is read by this command"),
         (["none.xyz", "out.xyz"], "no such file"),
@@ -544,7 +544,7 @@ def test_mistakes_of_calls_are_named(small):
         ({"report": True}, "report: the report is written beside the output, but no output is given"),
         ({"dask": "tcp://127.0.0.1:1"}, "dask: give the path or the name of the model, which every worker reads"),
         ({"output": "out.pdb"}, r"out\.pdb: results can be written to \.sdf, \.xyz"),
-        ({"steps": 0}, "steps and conformers at least 1"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
     ):
         with pytest.raises(BadConfig, match=words):
             torchmdnet2.relax(small, [molecule("H2O")], **options)
