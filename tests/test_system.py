@@ -73,7 +73,7 @@ def test_single_atoms_object_and_empty_list():
     assert System.from_ase([]).num_systems == 0
 
 
-@pytest.mark.parametrize("value", [0.5, "one", float("nan"), float("inf"), [1, 2]])
+@pytest.mark.parametrize("value", [0.5, "one", float("nan"), float("inf"), None, [1, 2]])
 def test_charge_must_be_a_whole_number(value):
     atoms = molecule("H2O")
     atoms.info["charge"] = value

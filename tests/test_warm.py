@@ -17,7 +17,8 @@ print("said", file=sys.stderr)
 if sys.argv[1] == "wait":
     sys.stdout.flush()
     import time
-    time.sleep(100)
+    for _ in range(1000):  # Python does not notice a signal that comes just before a sleep until the sleep ends
+        time.sleep(0.1)
 if sys.argv[1] == "kill":
     sys.stdout.flush()
     os.kill(os.getpid(), 9)
@@ -65,3 +66,10 @@ def test_a_signal_reaches_the_program(tmp_path):
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert said.splitlines()[-1] == "KeyboardInterrupt" and process.returncode != 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_triton_is_not_loaded(tmp_path):
+    """Whether its kernels run in the interpreter is decided when it is loaded: by the program, not before."""
+    (tmp_path / "program.py").write_text("import sys\nprint('triton' in sys.modules)\n")
+    assert subprocess.check_output([warm_python(), "program.py"], cwd=tmp_path, text=True) == "False\n"

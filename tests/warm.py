@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -45,6 +46,8 @@ def ask(place: str, arguments: list[str]) -> None:
     """Run a program in a copy, and end as it does; or, where mpiexec started it and talks to it, in Python itself."""
     if "PMI_FD" in os.environ:
         os.execv(sys.executable, [sys.executable, *arguments])
+    passed_on = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # they wait until there is a program to pass them on to
     request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(place)
@@ -52,8 +55,14 @@ def ask(place: str, arguments: list[str]) -> None:
         server.sendall(request)
         answers = server.makefile()
         program = int(answers.readline())
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in passed_on:
             signal.signal(number, lambda number, _: os.kill(program, number))
+        came, wakes = os.pipe()  # or a signal just before a call of `recv` would be noticed after it only
+        os.set_blocking(wakes, False)
+        signal.set_wakeup_fd(wakes)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
+        while server not in select.select([server, came], [], [])[0]:
+            os.read(came, 1)
         code = int(answers.readline())
     if code < 0:
         with contextlib.suppress(OSError):
@@ -63,7 +72,6 @@ def ask(place: str, arguments: list[str]) -> None:
 
 
 def serve(place: str) -> None:
-    import select
     import shutil
 
     import ase.io

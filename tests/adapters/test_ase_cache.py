@@ -133,7 +133,7 @@ def test_spin_and_charge_are_part_of_the_cache(potential):
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("value", [0.5, "one", float("nan"), [1, 2]])
+@pytest.mark.parametrize("value", [0.5, "one", float("nan"), None, [1, 2]])
 @pytest.mark.parametrize("key", ["charge", "spin"])
 def test_charge_and_spin_must_be_whole_numbers(potential, key, value):
     atoms = ethanol()

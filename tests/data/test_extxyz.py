@@ -187,10 +187,11 @@ def test_charge_and_multiplicity_behind_a_colon_are_read(tmp_path, comment):
 
 
 @pytest.mark.parametrize("comment", ["charge=None", "charge=None spin=None", "total_charge=null"])
-def test_none_is_not_given(tmp_path, comment):
+def test_none_is_an_error(tmp_path, comment):
     (tmp_path / "a.xyz").write_text(WATER.format(comment))
-    sample, *found = read_by_all(tmp_path / "a.xyz")
-    assert sample.system.charge.item() == 0 and not any({"charge", "spin"} & atoms.info.keys() for atoms in found)
+    for read in (lambda path: open_dataset(path)[0], read_structures):
+        with pytest.raises(BadData, match=r"charge.* must be a whole number, got (None|null); .*or leave it out"):
+            read(tmp_path / "a.xyz")
 
 
 def test_exponents_of_fortran(tmp_path):

@@ -202,7 +202,7 @@ def statements(
         kind = kind_of(key) if isinstance(key, str) else ""
         if kind in ("charge", "spin", "unpaired"):
             plain = key.strip().rstrip(":")
-            if key in arrays or value is None or (isinstance(value, str) and value.strip() in ("None", "null")):
+            if key in arrays or (value is None and plain not in ("charge", "spin")):
                 continue
             if plain not in ("charge", "spin") and _size(value) > 1:
                 _warn(f"{name.format(key)} is not read, for it has {_size(value)} values: write charge=… and spin=…")
