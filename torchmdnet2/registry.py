@@ -30,7 +30,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ ", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
     import difflib  # not needed where all names are right
 
-    names = {str(each).lower(): each for each in known}
+    names = {each.lower(): each for each in known}
     match = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.6)
     return f", did you mean '{names[match[0]]}'?" if match else ""
 

@@ -123,8 +123,11 @@ def one_of(value: str, known: Sequence[str], what: str) -> str:
     """Return the value if it is one of the known values.
 
     Raises:
+        TypeError: the value is no text.
         BadData: the value is unknown.
     """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a text, got {value}")
     if value not in known:
         raise BadData(f"{what}: there is no '{value}'{did_you_mean(value, known) or '.'} Known: {', '.join(known)}")
     return value
