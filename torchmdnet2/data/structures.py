@@ -505,8 +505,6 @@ def _completed(found: Found, where: str) -> Atoms:
         value = agreed([*own[quantity], *more], quantity, f"{where}: ")
         if value is not None:
             info[quantity] = value
-        elif info.get(quantity) in ("None", "null"):  # ASE writes what is not given so
-            del info[quantity]
     return atoms
 
 
