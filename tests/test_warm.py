@@ -17,8 +17,7 @@ print("said", file=sys.stderr)
 if sys.argv[1] == "wait":
     sys.stdout.flush()
     import time
-    for _ in range(1000):  # Python does not notice a signal that comes just before a sleep until the sleep ends
-        time.sleep(0.1)
+    time.sleep(100)
 if sys.argv[1] == "kill":
     sys.stdout.flush()
     os.kill(os.getpid(), 9)
@@ -63,9 +62,9 @@ def test_a_signal_reaches_the_program(tmp_path):
     process.stdin.write("line\n")
     process.stdin.flush()
     assert "line" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert said.splitlines()[-1] == "KeyboardInterrupt" and process.returncode != 0
+    process.send_signal(signal.SIGTERM)  # SIGINT is ignored in programs that a shell started in the background
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
