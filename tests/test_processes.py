@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -225,6 +226,22 @@ def test_a_lock_that_is_removed_while_another_run_opens_it(tmp_path, monkeypatch
         assert len(calls) == 2
         with pytest.raises(BadConfig, match="another run writes"), files.claimed(tmp_path / "a"):
             pass
+
+
+def test_a_run_that_begins_when_another_one_ends_keeps_its_lock(tmp_path, monkeypatch):
+    unlock, begun = files._unlock, ExitStack()
+
+    def ended(handle):
+        unlock(handle)
+        monkeypatch.setattr(files, "_unlock", unlock)
+        begun.enter_context(files.claimed(tmp_path / "a"))
+
+    monkeypatch.setattr(files, "_unlock", ended)
+    with files.claimed(tmp_path / "a"):
+        pass
+    with begun, pytest.raises(BadConfig, match="another run writes"), files.claimed(tmp_path / "a"):
+        pass
+    assert not os.listdir(tmp_path)
 
 
 def test_locks_of_windows_and_of_file_systems_without_any(tmp_path, monkeypatch):

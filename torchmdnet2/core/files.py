@@ -166,11 +166,12 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _unlock(file.fileno())  # also for processes that inherit it
         if os.name == "nt":
             file.close()  # nobody can remove an open file there, also not one that another run has opened meanwhile
         with suppress(OSError):
-            lock.unlink()
+            lock.unlink()  # while it is locked: else it could be the lock of a run that begins now
+        if os.name != "nt":
+            _unlock(file.fileno())  # also for processes that inherit it
         file.close()
 
 
