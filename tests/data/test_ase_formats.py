@@ -71,7 +71,7 @@ def test_key_value_pairs_of_a_database(tmp_path):
         db.write(Atoms("H2", positions=[[0, 0, 0], [0, 0, 1]]), dft=-31.5, charge=1, data={"grad": np.ones((2, 3))})
     data = AseDataset(tmp_path / "a.db", {"energy": "dft", "forces": "grad", "charge": "charge"})
     assert data[0].labels["energy"].item() == -31.5
-    assert torch.equal(data[0].labels["forces"], torch.ones(2, 3, dtype=torch.float64))
+    assert torch.equal(data[0].labels["forces"], -torch.ones(2, 3, dtype=torch.float64))  # of a gradient
     assert data[0].system.charge.item() == 1
 
 

@@ -1,5 +1,6 @@
 """Charge, spin, units and cell that a file states: the same by every way in, from every format."""
 
+import h5py
 import numpy as np
 import pytest
 from ase import Atoms
@@ -103,12 +104,51 @@ def test_a_key_chooses_among_statements(written, info, keys, expected):
         ({"energy_unit": "hartree"}, None, "but no unit of the forces"),
         ({"pos_unit": "bohr"}, None, "but no unit of the forces"),
         ({"energy_unit": "hartre"}, None, "energy_unit=hartre: unknown energy unit"),
+        ({"forces_unit": "hartree/bohr"}, None, "but no unit of the energy: give it as in units: {energy: eV}"),
+        ({"units": "kcal/mol/angstrom"}, None, "but no unit of the energy"),
+        ({"f_unit": "a.u."}, None, "but no unit of the energy"),
     ],
 )
 def test_units_that_cannot_be_used_are_an_error(written, info, units, words):
     path, format = written(frame(**info))
     with pytest.raises(BadData, match=f"frame 0: .*{words}"):
         by_data(path, format, units=units)
+
+
+def test_an_energy_beside_forces_in_other_units_needs_one_only_if_it_is_read(written):
+    forces = 0.01 * HARTREE / BOHR
+    for units in ({"energy": "eV"}, None):
+        keys = {} if units else {"energy": None}
+        labels = by_data(*written(frame(forces_unit="hartree/bohr")), keys, units)[1]
+        np.testing.assert_allclose(labels["forces"], forces, rtol=1e-7)
+    labels = by_data(*written(frame(forces_unit="eV/bohr")))[1]
+    assert labels["energy"].item() == -76
+
+
+@pytest.mark.parametrize("name", ["dft_gradient", "Gradients", "grad_hartree_bohr", "dE_dr", "neg_gradient", "forces2"])
+@pytest.mark.parametrize("suffix", ["xyz", "npz", "h5"])
+def test_gradients_by_name_are_negated_in_every_format(tmp_path, name, suffix):
+    values, path = np.arange(9.0).reshape(3, 3), tmp_path / f"a.{suffix}"
+    content = {"positions": POSITIONS[None], "numbers": np.array([8, 1, 1]), "energy": [-76.0], name: values[None]}
+    if suffix == "npz":
+        np.savez(path, **content)
+    elif suffix == "h5":
+        with h5py.File(path, "w") as file:
+            for key, value in content.items():
+                file[f"a/{key}"] = value
+    else:
+        atoms = frame()
+        atoms.set_array(name, values)
+        write(path, atoms)
+    keys = {"energy": "energy", "forces": name}
+    if suffix == "h5":
+        keys |= {"numbers": "numbers", "positions": "positions"}
+    units = {"energy": "eV", "length": "angstrom"} | ({"forces": "hartree/bohr"} if "hartree" in name else {})
+    by = (HARTREE / BOHR if "hartree" in name else 1) * (1 if name in ("neg_gradient", "forces2") else -1)
+    data = open_dataset(path, keys, units)
+    np.testing.assert_allclose(data[0].labels["forces"], by * values, rtol=1e-12)
+    with pytest.raises(BadData, match="'energy_per_atom' is an energy per atom, and the energy of the frame is needed"):
+        open_dataset(path, {**keys, "energy": "energy_per_atom"}, units)
 
 
 def test_structures_have_no_results_in_other_units(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from torchmdnet2.data import HDF5Dataset, open_dataset, write_hdf5
 from torchmdnet2.errors import BadData
+from torchmdnet2.units import HARTREE
 
 from .frames import make_sample
 from .test_hdf5 import EV, write_peer, write_spice
@@ -31,6 +32,36 @@ def test_units_in_the_file_come_first(tmp_path):
     write_spice(tmp_path / "a.h5")
     stated, declared = read_all(tmp_path / "a.h5")[0], read_all(tmp_path / "a.h5", units=EV)[0]
     assert stated.labels["energy"].item() == declared.labels["energy"].item()
+
+
+@pytest.mark.parametrize("name", ["unit", "Units", "UNIT"])
+def test_units_in_any_spelling_come_first(tmp_path, name):
+    write_peer(tmp_path / "a.h5")
+    plain = read_all(tmp_path / "a.h5", units=EV)[0].labels["energy"].item()
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["a/energy"].attrs[name] = "hartree"
+    stated = read_all(tmp_path / "a.h5", units=EV)[0].labels["energy"].item()
+    assert stated == pytest.approx(plain * HARTREE)
+
+
+@pytest.mark.parametrize(
+    ("charges", "attributes", "words"),
+    [
+        ([-2, -2], {"total_charge": -1}, "-1 by attribute 'total_charge' and -2 by dataset 'charge'"),
+        ([-1, -2], {"charge": -1}, "-1 by attribute 'charge' and -2 by dataset 'charge'"),
+        ([-1, -1], {"charge": -1}, None),
+    ],
+)
+def test_attributes_and_datasets_that_differ(tmp_path, charges, attributes, words):
+    write_peer(tmp_path / "a.h5", 2, charge=np.array(charges))
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["a"].attrs.update(attributes)
+    if words is None:
+        assert read_all(tmp_path / "a.h5", units=EV)[0].system.charge.item() == -1
+        return
+    with pytest.raises(BadData, match=f"group 'a': the total charge is {words}"):
+        read_all(tmp_path / "a.h5", units=EV)
+    assert HDF5Dataset(tmp_path / "a.h5", {"charge": "charge"}, EV)[0].system.charge.item() == charges[0]
 
 
 def test_unknown_units(tmp_path):
@@ -77,7 +108,9 @@ BAD = [
     ({"cell": np.eye(3), "pbc": np.ones((FRAMES, 2))}, r"group 'a', frame 0: pbc has the shape \(2,\)"),
     ({"cell": np.full((3, 3), np.nan)}, r"group 'a', frame 0: system 0: its cell is not finite"),
     ({"cell": np.diag([5, 5, 1e-9])}, r"group 'a', frame 0: a lattice vector is shorter than 0\.1 Å; is the unit"),
-    ({"cell": np.eye(3), "box": np.eye(3)}, r"group 'a': the group has both a cell and a box"),
+    ({"cell": np.eye(3), "box": np.eye(3)}, r"group 'a': it has both a cell and a box"),
+    ({"Unit-Cell": np.eye(3)}, r"group 'a': 'Unit-Cell' is not read as a cell: call it cell"),
+    ({"lattice_vectors": np.tile(np.eye(3), (FRAMES, 1, 1))}, r"group 'a': 'lattice_vectors' is not read as a cell"),
     ({"cell": np.eye(3), "pbc": np.array([1, 0.5, 0])}, r"group 'a', frame 0: pbc must consist of 0 and 1, not"),
     ({"cell": np.eye(3), "pbc": np.array([1, np.nan, 0])}, r"group 'a', frame 0: pbc must consist of 0 and 1, not"),
     ({"pos": 1.0}, r"group 'a': positions of the shape \[frames, atoms, 3\] are expected, not \(\)"),

@@ -68,6 +68,9 @@ def test_units_that_the_file_states(tmp_path):
         ({"E": np.array(["x"] * 5)}, "'E' has the type .* instead of numbers"),
         ({"E": None}, "no frame has 'energy'"),
         ({"lattice": np.eye(2)}, r"'lattice': cell has the shape \(2, 2\)"),
+        ({"unit_cell": np.eye(3)}, r"a\.npz: 'unit_cell' is not read as a cell: call it cell"),
+        ({"Lattice": np.tile(np.eye(3), (5, 1, 1))}, r"a\.npz: 'Lattice' is not read as a cell"),
+        ({"lattice": np.eye(3), "box": np.eye(3)}, r"a\.npz: it has both a box and a lattice"),
     ],
 )
 def test_faults_are_named(tmp_path, change, message):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ from ..units import factor
 
 __all__ = [
     "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
-    "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_charges", "no_cell",
+    "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_cell", "may_be_charges", "no_cell",
     "of_atoms", "of_charges", "require_angstrom", "require_atoms", "stated_units", "statements",
     "unit_in_name", "warn_of_name", "warn_of_sums", "whole_number",
 ]  # fmt: skip
@@ -112,11 +112,20 @@ class StatedUnit(NamedTuple):
         Raises:
             BadData: the unit is not known.
         """
-        kind, name = _KINDS[self.quantity], self.unit.strip()
         try:
-            return factor(kind, _ATOMIC_UNITS[kind] if name.lower() in _ATOMIC else name)
+            return factor(_KINDS[self.quantity], self._name)
         except ValueError as error:
             raise BadData(f"{self.source}: {error}") from None
+
+    @property
+    def energy(self) -> float:
+        """The unit of energy in that of forces or a virial, in eV."""
+        return factor("energy", self._name.rpartition("/")[0] if self.quantity == "forces" else self._name)
+
+    @property
+    def _name(self) -> str:
+        name = self.unit.strip()
+        return _ATOMIC_UNITS[_KINDS[self.quantity]] if name.lower() in _ATOMIC else name
 
 
 @lru_cache(maxsize=1024)
@@ -554,6 +563,27 @@ def require_angstrom(info: Mapping[str, Any]) -> None:
 
 
 # --- cell ------------------------------------------------------------------------------------------------------------
+
+
+_CELLS = frozenset(
+    "cell cells box lattice unit_cell unitcell lattice_vectors latticevectors cell_vectors cell_lengths box_vectors"
+    .split()
+)  # fmt: skip
+
+
+def may_be_cell(name: str, values: Callable[[str], Any]) -> bool:
+    """Whether an entry is a cell by its name and by its numbers, which are not all 0.
+
+    Args:
+        name: of the entry.
+        values: function that returns the values under this name.
+    """
+    if re.sub(r"[\s-]+", "_", name.strip().lower()) not in _CELLS:
+        return False
+    numbers = values(name)
+    if getattr(numbers, "dtype", np.dtype(object)).kind not in "iuf":
+        return False
+    return np.shape(numbers)[-1:] in ((3,), (6,), (9,)) and bool(np.any(numbers))
 
 
 def no_cell(cell: Any, pbc: Any = True) -> bool:

@@ -40,6 +40,7 @@ from .labels import (
     checked_keys,
     extra_spin,
     full_tensor,
+    gradient_sign,
     kind_code,
     label_factors,
     stress_of,
@@ -152,7 +153,8 @@ class FrameReader(Reader):
                 if name == CONFIG_TYPE and len(self.kinds) < _MOST_KINDS:
                     self.kinds.add(str(value).strip())
                 value = kind_code(value)
-            numbers = np.asarray(_array(value, self.keys[name], where) * factors.get(name, 1.0))
+            by = factors.get(name, 1.0) * gradient_sign(name, self.keys[name])
+            numbers = np.asarray(_array(value, self.keys[name], where) * by)
             if name == "virial":
                 name, numbers = "stress", stress_of(numbers, cell, where)
             labels[name] = _shaped(name, numbers, len(frame.numbers))
@@ -213,7 +215,7 @@ class FrameReader(Reader):
         return {**self._factors, **sizes}
 
     def _refuse_half(self, stated: Mapping[str, StatedUnit], read: Mapping[str, Any], where: str) -> None:
-        """Refuse a stated unit other than eV or Å if the units of forces and stress are not given."""
+        """Refuse a stated unit other than eV or Å if others that it is a part of, or its parts, are not given."""
         for base in ("energy", "length"):
             if base in stated and abs(stated[base].size - 1) > 1e-6 and base not in self._units:
                 for name in ("forces", "stress", "virial", *(["dipole"] if base == "length" else [])):
@@ -224,6 +226,13 @@ class FrameReader(Reader):
                             f"{where}: the file states {stated[base].source}, but no unit of the {name}: give it as in "
                             f"units: {{{known}: {unit}}}"
                         )
+        for name in ("forces", "virial"):
+            if name in stated and "energy" in read and "energy" not in stated and "energy" not in self._units:
+                if abs(stated[name].energy - 1) > 1e-6:
+                    raise BadData(
+                        f"{where}: the file states {stated[name].source}, but no unit of the energy: give it as in "
+                        "units: {energy: eV}"
+                    )
 
     def unread(self) -> set[str]:
         used = self.stated.values()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..core.files import require_plain
-from ..core.stated import Statement
+from ..core.stated import Statement, may_be_cell
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -40,9 +40,6 @@ _NAMES = {
     "charge": "charges",
 }  # names in a file -> names in ASE
 _KNOWN = {"lattice": "Lattice", "properties": "Properties", "pbc": "pbc"}
-_CELLS = frozenset(
-    "cell box unit_cell unitcell lattice_vectors latticevectors cell_vectors cell_lengths box_vectors".split()
-)
 _KEY, _QUOTED = re.compile(r"(?<!\S)([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
 _TENSOR = re.compile(r"(?<!\S)(stress|virial)(?=\s*=)")  # names that ASE refuses without nine numbers
 _NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
@@ -200,12 +197,11 @@ def _check_names(names: Sequence[str]) -> None:
 def _refuse_cells(info: Mapping[str, Any]) -> None:
     """Refuse a cell under another name than Lattice, since it would have no effect."""
     for name, value in info.items():
-        if name.lower().replace("-", "_") in _CELLS and getattr(value, "dtype", np.dtype(object)).kind in "if":
-            if np.size(value) in (3, 6, 9) and np.any(value):
-                raise ValueError(
-                    f"'{name}' is not read as a cell: write it as Lattice=\"ax ay az bx by bz cx cy cz\", or leave it "
-                    "out for a molecule"
-                )
+        if may_be_cell(name, info.__getitem__) and np.size(value) <= 9:
+            raise ValueError(
+                f"'{name}' is not read as a cell: write it as Lattice=\"ax ay az bx by bz cx cy cz\", or leave it "
+                "out for a molecule"
+            )
 
 
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:

@@ -5,8 +5,8 @@ recognised by their datasets; the keys `numbers` and `positions` define others. 
 or symbols, pos [S, N, 3], energy [S], forces [S, N, 3], charges [S, N], dipole [S, 3], stress or virial [S, 3, 3],
 [S, 9] or [S, 6].
 
-Optional in all layouts are charge and spin (one number or [S], or attributes of the group or file), cell or box
-([3, 3] or [S, 3, 3]) and pbc ([3] or [S, 3]). Without `charge`, the charge is the sum of the formal charges in
+Optional in all layouts are charge and spin (one number or [S], or attributes of the group or file), cell, box or
+lattice ([3, 3] or [S, 3, 3]) and pbc ([3] or [S, 3]). Without `charge`, the charge is the sum of the formal charges in
 `smiles`. The group `_metadata` is skipped.
 """
 
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..core.stated import (
     StatedUnit,
+    Statement,
     agreed,
     formal_charge,
     kind_of,
@@ -48,12 +49,15 @@ from .check import check_batch, check_sample
 from .dataset import Dataset, Sample, checked_index, collate
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import (
+    CELLS,
     LABELS,
     Names,
     any_factor,
+    cell_key,
     checked_keys,
     extra_spin,
     full_tensor,
+    gradient_sign,
     label_factors,
     label_names,
     stated_key,
@@ -108,7 +112,7 @@ LAYOUTS = {
 }
 """Layout -> quantity -> name of its dataset."""
 
-_STRUCTURE = frozenset({"cell", "box", "pbc", "charge", "spin"}).union(
+_STRUCTURE = frozenset({*CELLS, "pbc", "charge", "spin"}).union(
     *({layout["z"], layout["pos"]} for layout in LAYOUTS.values())
 )
 
@@ -137,8 +141,8 @@ class HDF5Dataset(Dataset, Reader):
         keys: label -> name of its dataset, for "energy", "forces", "stress", "dipole", "charges", "charge", "spin".
             The label's name ("energy") stands for the dataset of the layout. None: do not read this label. Each key
             must be in at least one group. "numbers" and "positions" name the datasets of the structures if the layout
-            is not in `LAYOUTS`. A dataset of forces whose name ends in "gradient" is negated. Without `keys`, energy
-            and forces are read if present; charge and spin are always read unless None.
+            is not in `LAYOUTS`. Forces that their name calls a gradient are negated. Without `keys`, energy and forces
+            are read if present; charge and spin are always read unless None.
         units: quantity -> unit, for datasets without the attribute "units": "energy", "length", and "forces",
             "stress", "dipole" where they do not follow from these. An attribute takes precedence.
         require_keys: False if another file may have the keys.
@@ -228,15 +232,15 @@ class HDF5Dataset(Dataset, Reader):
             shape: tuple[int, ...] = opened["pos"].shape
             if len(shape) < 2:
                 raise BadData(f"{where}: positions of the shape [frames, atoms, 3] are expected, not {shape}")
-            if {"cell", "box"} <= inside:
-                raise BadData(f"{where}: the group has both a cell and a box; leave out one of them")
             num_frames, num_atoms = shape[:2]
             for quantity, dataset in opened.items():
                 _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
             units = stated_units(attributes)
             factors = {q: self._factor(q, d, units, f"{where}, dataset '{datasets[q]}'")
                        for q, d in opened.items() if q in _UNIT_OF or q in LABELS}  # fmt: skip
-            stated = self._stated(attributes, datasets, where)
+            stated = self._stated(
+                attributes, {name: opened[name] for name in self._anywhere if name in opened}, datasets, where
+            )
             if "charge" in stated:
                 datasets.pop("smiles", None)
             if not ({"charge", "smiles"} & {*datasets, *stated} or self._warned) and "charge" in self._anywhere:
@@ -251,12 +255,29 @@ class HDF5Dataset(Dataset, Reader):
         self.counts.update({q: num_frames for q in self.keys if q in datasets or q in stated})
         yield Group(name, num_frames, num_atoms, datasets, factors, stated)
 
-    def _stated(self, attributes: Mapping[str, Any], datasets: Mapping[str, str], where: str) -> dict[str, int]:
-        """Return charge and spin that attributes state, if neither a key nor a dataset does."""
+    def _stated(
+        self, attributes: Mapping[str, Any], whole: Mapping[str, Any], datasets: Mapping[str, str], where: str
+    ) -> dict[str, int]:
+        """Return charge and spin that attributes state, where no dataset does.
+
+        Args:
+            attributes: of the group and those around it.
+            whole: the datasets of charge and spin that no key names.
+            datasets: quantity -> name of its dataset.
+            where: name of the group, for messages.
+
+        Raises:
+            BadData: attributes contradict each other, or a dataset.
+        """
         found = {}
         try:
             known = {"charge" if name == "smiles" else name for name in datasets}
             for quantity, all_of_it in statements(attributes, {}, name="attribute '{}'", known=known).items():
+                if all_of_it and quantity in whole:
+                    values = np.unique(whole[quantity][()]) + extra_spin(datasets[quantity])
+                    all_of_it += [
+                        Statement(whole_number(value, quantity), f"dataset '{datasets[quantity]}'") for value in values
+                    ]
                 value = agreed(all_of_it, quantity)
                 if value is not None and quantity in self._anywhere and quantity not in datasets:
                     found[quantity] = value
@@ -268,7 +289,7 @@ class HDF5Dataset(Dataset, Reader):
         wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
         if "charge" in self.keys:
             wanted["smiles"] = "smiles"
-        wanted["cell"] = "cell" if "cell" in inside else "box"
+        wanted["cell"] = cell_key(inside, where, lambda name: group[name][()]) or "cell"
         for quantity, key in self.keys.items():
             own = key == quantity and key not in inside
             wanted[quantity] = layout.get(quantity, key) if own else key
@@ -277,7 +298,8 @@ class HDF5Dataset(Dataset, Reader):
         return {quantity: dataset for quantity, dataset in wanted.items() if dataset in inside}
 
     def _factor(self, quantity: str, dataset: Any, units: Mapping[str, StatedUnit], where: str) -> float:
-        stated, declared = dataset.attrs.get("units"), _UNIT_OF.get(quantity, quantity)
+        named = next((name for name in dataset.attrs if name.lower() in ("units", "unit")), None)
+        stated, declared = dataset.attrs[named] if named else None, _UNIT_OF.get(quantity, quantity)
         of_all = units.get(declared) or unit_in_name(declared, where.rpartition("dataset '")[2].rstrip("'"))
         if stated is None and of_all:  # unit from an attribute of the group or file, or from the dataset's name
             try:
@@ -301,8 +323,8 @@ class HDF5Dataset(Dataset, Reader):
                 )
             return self._declared[declared]
         unit = stated.decode() if isinstance(stated, bytes) else str(stated)
-        named = {"length": "length", "virial": "energy"}.get(declared) or LABELS[declared].unit_key
-        return any_factor(unit, where) if named is None else label_factors({named: unit}, where)[declared]
+        own = {"length": "length", "virial": "energy"}.get(declared) or LABELS[declared].unit_key
+        return any_factor(unit, where) if own is None else label_factors({own: unit}, where)[declared]
 
     def summary(self) -> str:
         used = {dataset for group in self._groups for dataset in group.datasets.values()}
@@ -363,12 +385,11 @@ class HDF5Dataset(Dataset, Reader):
             cell = lattice["cell"][0].numpy() if "cell" in lattice else np.zeros((3, 3))
             found["stress"] = stress_of(found.pop("virial") * group.factors["virial"], cell, where)
         for name in label_names(name for name in found if name in LABELS):
-            value, shape = _scaled(found[name], group.factors.get(name, 1.0)), LABELS[name]
+            by = group.factors.get(name, 1.0) * gradient_sign(name, group.datasets.get(name, ""))
+            value, shape = _scaled(found[name], by), LABELS[name]
             if name == "stress":
                 value = torch.from_numpy(full_tensor(value.numpy()))
             expected = shape.of(system)
-            if name == "forces" and group.datasets[name].endswith("gradient"):
-                value = -value
             squeezable = value.shape == (*expected, 1) or (not shape.per_atom and value.shape == expected[1:])
             labels[name] = value.reshape(expected) if squeezable else value
         return check_sample(Sample(system, labels), where)
@@ -435,8 +456,8 @@ class HDF5Dataset(Dataset, Reader):
         )
         labels = {}
         for name in label_names(name for name in found if name in LABELS):
-            sign = -1.0 if name == "forces" and group.datasets[name].endswith("gradient") else 1.0
-            labels[name] = sign * _scaled(found[name], group.factors[name]).reshape(LABELS[name].of(system))
+            by = group.factors[name] * gradient_sign(name, group.datasets[name])
+            labels[name] = _scaled(found[name], by).reshape(LABELS[name].of(system))
         return Sample(system, labels)
 
     def _read(self, group: Group, quantity: str, k: int, where: str) -> Any:

@@ -6,22 +6,24 @@ The kind of a frame is stored as a number. So it is a label like others, which e
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..core.stated import can_count, kind_of, warn_of_name
+from ..core.stated import can_count, kind_of, may_be_cell, warn_of_name
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..system import System
 from ..units import OWN_UNITS, UNITS, factor
 
 __all__ = [
-    "CONFIG_TYPE", "GROUP", "KEY_OPTIONS", "LABELS", "LEVEL", "LOSS_WEIGHT", "SHAPES", "LabelShape", "LabelSpec",
-    "Names", "any_factor", "checked_keys", "extra_spin", "full_tensor", "key_names", "kind_code", "label_factors",
-    "label_names", "missing_key", "stated_key", "stress_of", "structure_keys", "unit_names",
+    "CELLS", "CONFIG_TYPE", "GROUP", "KEY_OPTIONS", "LABELS", "LEVEL", "LOSS_WEIGHT", "SHAPES", "LabelShape",
+    "LabelSpec", "Names", "any_factor", "cell_key", "checked_keys", "extra_spin", "full_tensor", "gradient_sign",
+    "key_names", "kind_code", "label_factors", "label_names", "missing_key", "stated_key", "stress_of",
+    "structure_keys", "unit_names",
 ]  # fmt: skip
 
 
@@ -179,7 +181,7 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
     """Return the keys that are not None.
 
     Raises:
-        BadData: a label is unknown, or keys are given for both stress and virial.
+        BadData: a label is unknown, keys are given for both stress and virial, or the energy is one per atom.
     """
     known = key_names()
     for name in keys:
@@ -190,6 +192,11 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
                 f"{where}: unknown label '{name}'{did_you_mean(name, known) or '.'} Known: {', '.join(known)}"
             )
     asked = {name: key for name, key in keys.items() if key is not None}
+    if _PER_ATOM.search(asked.get("energy", "")):
+        raise BadData(
+            f"{where}: by its name '{asked['energy']}' is an energy per atom, and the energy of the frame is needed: "
+            "multiply it by the number of atoms, or rename it if it is that"
+        )
     if "stress" in asked and "virial" in asked:
         raise BadData(f"{where}: give a key for stress or for virial, not for both")
     return asked
@@ -229,9 +236,48 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
     return found[0] if found else None
 
 
+CELLS = ("cell", "box", "lattice", "cells")
+"""Names of cells in files of arrays: lattice vectors as rows."""
+
+
+def cell_key(names: Iterable[str], where: str, values: Callable[[str], Any]) -> str | None:
+    """Return the name of the cell in a file; None if it has none.
+
+    Args:
+        names: names in the file.
+        where: name of the file, for messages.
+        values: function that returns the values under a name.
+
+    Raises:
+        BadData: the file has several, or one under an unknown name.
+    """
+    inside = set(names)
+    found = [name for name in CELLS if name in inside]
+    if len(found) > 1:
+        raise BadData(f"{where}: it has both a {found[0]} and a {found[1]}; leave out one of them")
+    other = next((name for name in sorted(inside) if not found and may_be_cell(name, values)), None)
+    if other is not None:
+        raise BadData(
+            f"{where}: '{other}' is not read as a cell: call it cell, with lattice vectors as rows, [3, 3] or "
+            "[frames, 3, 3], or leave it out for molecules"
+        )
+    return found[0] if found else None
+
+
 def extra_spin(name: str | None) -> int:
     """Return the number to add to the values for the multiplicity: 1 if the name counts unpaired electrons, else 0."""
     return int(name is not None and kind_of(name) == "unpaired")
+
+
+def gradient_sign(label: str, name: str) -> float:
+    """Return −1 for forces whose name in the file says that they are a gradient, as "dft_total_gradient", else 1."""
+    return -1.0 if label == "forces" and _GRADIENT.search(name) else 1.0
+
+
+_GRADIENT = re.compile(
+    r"^(?!.*(neg|minus)).*((?<![a-z])grad|gradient)s?(?![a-z])|(?<![a-z])de_?/?_?d[rx](?![a-z])", re.I
+)
+_PER_ATOM = re.compile(r"(?<![a-z])per[_ -]?atom|PerAtom", re.I)
 
 
 def stress_of(virial: np.ndarray, cell: np.ndarray, where: str) -> np.ndarray:

@@ -24,9 +24,11 @@ from .dataset import Sample
 from .labels import (
     LABELS,
     Names,
+    cell_key,
     checked_keys,
     extra_spin,
     full_tensor,
+    gradient_sign,
     label_factors,
     stated_key,
     stress_of,
@@ -152,7 +154,10 @@ class ArrayReader(Reader):
             if "spin" in arrays
             else torch.zeros(frames),
         )
-        labels = {name: rows(name).reshape(LABELS[name].of(system)) for name in arrays if name in LABELS}
+        names = {name: self.keys.get(name, "").rpartition("/")[2] for name in arrays if name in LABELS}
+        labels = {
+            name: rows(name).reshape(LABELS[name].of(system)) * gradient_sign(name, key) for name, key in names.items()
+        }
         return Sample(system, labels)
 
 
@@ -225,7 +230,6 @@ def _load(path: str) -> np.ndarray:
 _STRUCTURE = {
     "pos": ("R", "coords", "coord", "positions", "pos"),
     "z": ("z", "nuclear_charges", "numbers", "atomic_numbers", "Z"),
-    "cell": ("lattice", "cell", "box", "cells"),
     "pbc": ("pbc",),
 }
 _NAMES = {"energy": ("E", "energies"), "forces": ("F",)}
@@ -261,10 +265,11 @@ class NpzReader(ArrayReader):
             inside = set(content.files)
             texts = {name: text for name in content.files if (text := _text(content, name))}
             stated_keys = {n: stated_key(n, inside, self.path, content.__getitem__) for n in ("charge", "spin")}
+            cell = cell_key(inside, self.path, content.__getitem__)
         self._anywhere = keys is None or "charge" not in keys
         keys, named_structure = structure_keys(keys)
         self._structure = {name: next((n for n in known if n in inside), None) for name, known in _STRUCTURE.items()}
-        self._structure |= {name: key for name, key in named_structure.items() if key in inside}
+        self._structure |= {"cell": cell, **{name: key for name, key in named_structure.items() if key in inside}}
         for found, name, key in (("positions", "pos", "positions"), ("atomic numbers", "z", "numbers")):
             if self._structure[name] is None or (name in named_structure and named_structure[name] not in inside):
                 known = [named_structure[name]] if name in named_structure else _STRUCTURE[name]
