@@ -357,6 +357,60 @@ def test_the_charge_that_dpdata_drops_is_read(tmp_path):
         open_dataset(tmp_path / "a.log", format="dpdata/gaussian/log")
 
 
+ORCA = """Total Charge           Charge          ....   -1
+ Multiplicity           Mult            ....    1
+---------------------------------
+CARTESIAN COORDINATES (ANGSTROEM)
+---------------------------------
+  O      0.000000    0.000000    {z}
+  H      0.000000    0.000000    0.960000
+
+FINAL SINGLE POINT ENERGY       -75.500000000000
+"""
+ORCA_GRADIENT = """------------------
+CARTESIAN GRADIENT
+------------------
+
+   1   O   :    0.000000000    0.000000000    0.010000000
+   2   H   :    0.000000000    0.000000000   -0.010000000
+
+"""
+PSI4 = """    Geometry (in Angstrom), charge = -1, multiplicity = 1:
+
+       Center              X                  Y                   Z               Mass
+    ------------   -----------------  -----------------  -----------------  -----------------
+         O            0.000000000000     0.000000000000     0.000000000000    15.994914619570
+         H            0.000000000000     0.000000000000     0.960000000000     1.007825032230
+
+    Total Energy =                        -75.5000000000000000
+  ## Total Gradient (Symmetry 0) ##
+  Irrep: 1 Size: 2 x 3
+
+                 1                   2                   3
+
+    1     0.00000000000000     0.00000000000000     0.01000000000000
+    2     0.00000000000000     0.00000000000000    -0.01000000000000
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("format", "one", "more", "words"),
+    [
+        # the end of an optimization has no gradient
+        ("orca/spout", ORCA.format(z=0.0) + ORCA_GRADIENT, ORCA.format(z=0.1), "read it with the format orca-output"),
+        ("psi4/out", PSI4, PSI4, "split it into a file for each"),
+    ],
+)
+def test_texts_of_several_structures_are_not_mixed(tmp_path, format, one, more, words):
+    (tmp_path / "a.out").write_text(one)
+    (sample,) = open_dataset(tmp_path / "a.out", format=f"dpdata/{format}")
+    assert sample.labels["forces"][0, 2].item() == pytest.approx(-0.01 * 51.422067476, rel=1e-6)
+    (tmp_path / "a.out").write_text(one + more)
+    with pytest.raises(BadData, match=f"it has 2 structures, of which dpdata takes the last .*{words}"):
+        open_dataset(tmp_path / "a.out", format=f"dpdata/{format}")
+
+
 def test_names_of_formats(tmp_path, monkeypatch):
     with pytest.raises(BadData, match=r"unknown data format 'dpdata/deepmd/npi', did you mean 'deepmd/npy'"):
         open_dataset("missing", format="dpdata/deepmd/npi")

@@ -365,11 +365,18 @@ def gaussian_job(route="# hf/3-21g", method="RHF", charge=-2, energy=-377.0, cha
         gaussian_job(energy=-377.5),
         gaussian_job("#N Geom=AllCheck Guess=TCheck SCRF=Check GenChk RHF/3-21G Freq", energy=-377.5),
         gaussian_job("#p hf/3-21G opt=(calcfc,tight) iop(3/124=40)", energy=-377.5, change=(" Entering", " Leaving")),
+        gaussian_job("#p hf/chkbas geom=allcheck", energy=-377.5),
+        gaussian_job(
+            "#N Geom=AllCheck Guess=TCheck SCRF=Check GenChk RHF/3-21G Freq", energy=-377.5,
+            change=("\n SCF", '\n Basis read from chk: "a.chk"  (6D, 7F)\n SCF'),
+        ),
     ],
-    ids=["again", "frequencies", "without a header"],
-)
-def test_jobs_of_one_molecule_are_all_read(tmp_path, second):
-    (tmp_path / "a.log").write_text(gaussian_job() + second)
+    ids=["again", "frequencies", "without a header", "basis of the checkpoint file", "frequencies with that basis"],
+)  # fmt: skip
+@pytest.mark.parametrize("route", ["# hf/3-21g", "# opt freq hf 3-21G", "#p RHF/3-21g"])
+@pytest.mark.parametrize("basis", ["", "\n Standard basis: 3-21G (6D, 7F)"])
+def test_jobs_of_one_molecule_are_all_read(tmp_path, second, route, basis):
+    (tmp_path / "a.log").write_text(gaussian_job(route, change=("\n SCF", f"{basis}\n SCF")) + second)
     found = read_structures(tmp_path / "a.log", format="gaussian-out")
     assert [atoms.get_potential_energy() / 27.211386 for atoms in found] == pytest.approx([-377, -377.5], abs=1e-3)
     data = open_dataset(tmp_path / "a.log", format="gaussian-out")
@@ -382,11 +389,14 @@ def test_jobs_of_one_molecule_are_all_read(tmp_path, second):
         (gaussian_job(charge=0), "job 1 is C2O4, charge -2, .*job 2 is C2O4, charge 0"),
         (gaussian_job("# b3lyp/6-31g*", "RB3LYP"), "different methods: job 1 .*hf/3-21g.*job 2 .*b3lyp/6-31g"),
         (gaussian_job("# hf/def2tzvp"), "different methods"),
+        (gaussian_job("# hf", change=("\n SCF", "\n Standard basis: def2TZVP (5D, 7F)\n SCF")), "different methods"),
+        (gaussian_job("# mp3/3-21g", change=("\n SCF", "\n Standard basis: 3-21G\n SCF")), "different methods"),
+        (gaussian_job(change=("\n SCF", "\n R6Disp:  Grimme-D3(BJ) Dispersion\n SCF")), "different methods"),
         (gaussian_job(change=("\n SCF", "\n EUMP2 = -378\n SCF")), "different methods"),
         (gaussian_job(change=("\n SCF", "\n Solvent              : Water,\n SCF")), "different methods"),
         (gaussian_job(change=("      1          6  ", "      1          7  ")), "job 2 is CNO4"),
     ],
-    ids=["charge", "method", "basis", "MP2", "solvent", "molecule"],
+    ids=["charge", "method", "basis", "basis in the text", "MP3", "dispersion", "MP2", "solvent", "molecule"],
 )
 def test_jobs_of_other_molecules_and_methods_are_named(tmp_path, second, words):
     (tmp_path / "a.log").write_text(gaussian_job() + second)

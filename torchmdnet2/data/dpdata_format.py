@@ -170,16 +170,32 @@ class DpdataReader(FrameReader):
         for file in self.files if states_charges(self._variant) else ():
             if Path(file).suffix not in (".xyz", ".cube", ".wfn"):
                 text = Path(file).read_text(errors="replace")
-                if self._variant.startswith("gaussian/") and len(jobs := jobs_of("gaussian-out", text)) > 1:
-                    raise BadData(
-                        f"{file}: it has {len(jobs)} jobs (--Link1-- or a later step), which dpdata takes for one: "
-                        "read it with the format gaussian-out, or split it into a file for each job"
-                    )
+                self._refuse_several(file, text)
                 for name, stated in program_statements(self._variant, text).items():
                     found[name] += stated
         numbers = {name: agreed(stated, name, f"{self.path}: ") for name, stated in found.items()}
         return {name: number for name, number in numbers.items() if number is not None}
 
+    def _refuse_several(self, file: str, text: str) -> None:
+        """Refuse a text of which dpdata would mix jobs or structures."""
+        if self._variant.startswith("gaussian/") and len(jobs := jobs_of("gaussian-out", text)) > 1:
+            raise BadData(
+                f"{file}: it has {len(jobs)} jobs (--Link1-- or a later step), which dpdata takes for one: read it "
+                "with the format gaussian-out, or split it into a file for each job"
+            )
+        pattern, remedy = _ONE_STRUCTURE.get(self._variant, ("", ""))
+        if pattern and (count := len(re.findall(pattern, text, re.M))) > 1:
+            raise BadData(
+                f"{file}: it has {count} structures, of which dpdata takes the last positions, energy and forces, "
+                f"which may be of different ones: {remedy}"
+            )
+
+
+_ONE_STRUCTURE = {
+    "orca/spout": (r"^CARTESIAN COORDINATES \(ANGSTROEM\)", "read it with the format orca-output, or split it"),
+    "psi4/out": (r"^ *## Total Gradient", "split it into a file for each"),
+}
+"""Formats whose readers take the last positions, energy and gradient of a text -> pattern of a structure, remedy."""
 
 _FURTHER = "further:"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from .extxyz import ISOTOPES
 
 __all__ = [
     "MASSES", "Molecule", "jobs_of", "length_factor", "level_of", "program_statements", "read_molecules", "reason",
-    "states_charges", "states_more",
+    "same_level", "states_charges", "states_more",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -89,16 +89,19 @@ _JOBS = {
 }  # fmt: skip
 """Formats of ASE -> where another job may begin, and what each job has."""
 
-_LEVEL = (
-    r"SCF Done: +E\((?:RO|R|U)?(.+?)\)", r"^ *Standard basis: *(\S+)", r"^ *Solvent *: *([^,\s]+)",
-    r"\b(Grimme-D\d\S*)", r"\b(EUMP2|CCSD\(T\)=|E\(CI\)|Wavefunction amplitudes converged)",
-    r"^ *Functional name +\.+ +(\S+)", r"^ *Your calculation utilizes the basis: *(\S+)",
-    r"^ *(E\(CCSD\(T\)\)|E\(MP2\)) ",
-)  # fmt: skip
+_LEVEL = {
+    "method": r"SCF Done: +E\((?:RO|R|U)?(.+?)\)|^ *Functional name +\.+ +(\S+)",
+    "basis": r"^ *Standard basis: *(\S+)|^ *Your calculation utilizes the basis: *(\S+)",
+    "correlation":
+        r"\b(EUMP2|CCSD\(T\)=|E\(CI\)|Wavefunction amplitudes converged)|^ *(E\(CCSD\(T\)\)|E\(MP2\)) ",
+    "solvent": r"^ *Solvent *: *([^,\s]+)",
+    "dispersion": r"\b(Grimme-D\d\S*)",
+}  # fmt: skip
 """What the texts of jobs state of method and basis set."""
 
 _ROUTE = re.compile(r"^ -{10,} *\n( *#(?:.*\n)+?) -{10,} *$", re.M)
-_LEVEL_IN_ROUTE = re.compile(r"(?:^|\s)(?:ro|[ru](?=b|hf|mp|cc|pbe|m0|wb|cam))?([\w+().,*-]+/[\w+().,*-]+)")
+_LEVEL_IN_ROUTE = re.compile(r"(?:^|\s)([\w+().,*-]+)/([\w+().,*-]+)")
+_READ_ELSEWHERE = ("gen", "genecp", "chkbas")  # basis sets that a route does not name
 
 
 def jobs_of(format: str, text: str) -> list[str]:
@@ -116,17 +119,43 @@ def jobs_of(format: str, text: str) -> list[str]:
     return [*jobs[:-1], jobs[-1] + rest] if jobs else [text]
 
 
-def level_of(text: str) -> str:
-    """Return what an output states of its method and basis set; "" if it states nothing of them."""
-    found = []
+def level_of(text: str) -> dict[str, str]:
+    """Return what an output states of its method and basis set: aspect -> words in lower case; "" if it states nothing.
+
+    Jobs that take them from a checkpoint file, such as frequencies after an optimization, do not state everything.
+    """
+    found = {}
+    for aspect, pattern in _LEVEL.items():
+        stated = ["".join(match.groups("")) for match in re.finditer(pattern, text, re.M)]
+        found[aspect] = " ".join(dict.fromkeys(stated)).lower()
     route = _ROUTE.search(text)
     if route is not None:  # lines of 70 characters are broken anywhere
         words = re.sub(r"\n ?", "", route[1]).lower()
-        words = re.sub(r"\biop\([^)]*\)", " ", words).replace("**", "(d,p)").replace("*", "(d)")
-        found += _LEVEL_IN_ROUTE.findall(re.sub(r"\bgeom\S*|^ *#[a-z]?(?= |$)", " ", words))
-    for pattern in _LEVEL:
-        found += dict.fromkeys(re.findall(pattern, text, re.M))
-    return " ".join(dict.fromkeys(found))
+        words = re.sub(r"\biop\([^)]*\)|\bgeom\S*|^ *#[a-z]?(?= |$)", " ", words)
+        if model := _LEVEL_IN_ROUTE.search(words):
+            found["route"] = model[1]
+            if model[2] not in _READ_ELSEWHERE:
+                found["basis"] = found["basis"] or model[2]
+    return found
+
+
+def same_level(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether two jobs may be of one method and basis set, by what `level_of` has found."""
+    for aspect in {**one, **other}:
+        first, second = one.get(aspect, ""), other.get(aspect, "")
+        if aspect in ("basis", "route") and not (first and second):
+            continue
+        if not _spellings(aspect, first) & _spellings(aspect, second):
+            return False
+    return True
+
+
+def _spellings(aspect: str, words: str) -> set[str]:
+    if aspect == "basis":  # 6-31G** is 6-31G(d,p), def2-TZVP is def2TZVP
+        return {words.replace("**", "(d,p)").replace("*", "(d)").replace("-", "")}
+    if aspect == "route":  # RB3LYP is B3LYP
+        return {words, *(words.removeprefix(kind) for kind in ("ro", "r", "u"))}
+    return {words}
 
 
 def states_charges(format: str) -> bool:

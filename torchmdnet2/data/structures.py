@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import combinations, islice
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ from .program_texts import (
     program_statements,
     read_molecules,
     reason,
+    same_level,
     states_more,
 )  # fmt: skip
 
@@ -208,17 +209,25 @@ def _of_jobs(format: str, jobs: Sequence[str]) -> list[Found]:
             charge, spin = (agreed(stated[name], name) for name in ("charge", "spin"))
             facts.append((frames[-1].get_chemical_formula(), charge, spin, level_of(job)))
     molecules = {(formula, charge, spin) for formula, charge, spin, _ in facts}
-    levels = {level for *_, level in facts if level}
-    if len(molecules) > 1 or len(levels) > 1:
+    levels = [level for *_, level in facts]
+    if len(molecules) > 1 or not all(same_level(one, other) for one, other in combinations(levels, 2)):
         what = "molecules or states" if len(molecules) > 1 else "methods"
         raise BadData(
             f"it has {len(jobs)} jobs (--Link1-- or a later step) of different {what}: "
             + "; ".join(f"job {k} is {formula}, charge {_shown(charge)}, multiplicity {_shown(spin)}"
-                        + f", {level}" * bool(level)
+                        + f", {_words_of(level)}" * any(level.values())
                         for k, (formula, charge, spin, level) in enumerate(facts, 1))
             + ". Their frames do not belong together: split it into a file for each job, and read the one that you mean"
         )  # fmt: skip
     return found
+
+
+def _words_of(level: Mapping[str, str]) -> str:
+    model = [level.get("route") or level["method"], level["basis"]]
+    return " ".join(filter(None, ["/".join(filter(None, model)), *(level[a] for a in level if a not in _MODEL)]))
+
+
+_MODEL = ("route", "method", "basis")
 
 
 def _shown(number: int | None) -> str:
