@@ -685,3 +685,14 @@ def test_a_log_without_structures_is_an_error(tmp_path):
     (tmp_path / "a.log").write_text(" Entering Gaussian System\n Error termination\n")
     with pytest.raises(BadData, match=r"a.log: ase.io finds no atoms in it"):
         read_structures(tmp_path / "a.log", format="gaussian-out")
+
+
+@pytest.mark.parametrize("line", ["M  CHG  1   1  -1", "M CHG  1   1  -1", "m  chg 1 1 -1", " M  CHG  1   1  -1"])
+def test_charges_of_a_molfile_written_by_hand(tmp_path, line):
+    atoms = "".join(f"{x:10.4f}    0.0000    0.0000 {s}   0  0\n" for x, s in ((0, "O"), (0.97, "H")))
+    head = f"ion\n\n\n  2  1  0  0  0  0  0  0  0  0999 V2000\n{atoms}  1  2  1  0\n"
+    (tmp_path / "a.sdf").write_text(f"{head}{line}\nM  END\n$$$$\n")
+    assert read_structures(tmp_path / "a.sdf")[0].info["charge"] == -1
+    (tmp_path / "a.sdf").write_text(f"{head}M  END\n{line}\n$$$$\n")
+    with pytest.raises(BadData, match="stands behind the line 'M  END', where it has no effect"):
+        read_structures(tmp_path / "a.sdf")

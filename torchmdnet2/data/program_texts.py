@@ -237,6 +237,7 @@ _OLD_CHARGES = {1: 3, 2: 2, 3: 1, 5: -1, 6: -2, 7: -3}  # codes in the lines of 
 _ORDERS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 1.5}  # by the type of a bond; others are unknown
 _NONMETALS = ("H", "D", "T", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "As", "Se", "Br", "I")
 _COUNTS = re.compile(r"[\d ]{6}.*V[23]000\s*$")
+_PROPERTY = re.compile(r"\s*M\s+(CHG|RAD|ISO)\s*(\d+)\s+(.*)", re.I)  # also as written by hand
 _UNPAIRED = {1: 0, 2: 1, 3: 2}  # singlet, doublet, triplet
 
 
@@ -371,6 +372,9 @@ def _molecule(lines: Sequence[str]) -> Molecule:
         _read_v3000(lines[4:end], molecule)
     else:
         _read_v2000(counts, lines[4:end], molecule)
+    late = next(filter(_PROPERTY.match, lines[end + 1 :]), None)
+    if late is not None:
+        raise ValueError(f"'{late.strip()}' stands behind the line 'M  END', where it has no effect: move it before")
     _read_items(lines[end + 1 :], molecule)
     return molecule
 
@@ -405,10 +409,8 @@ def _read_v2000(counts: str, lines: Sequence[str], molecule: Molecule) -> None:
                 f"its header says {atoms} atoms and {bonds} bonds, and there are more lines, as '{line.strip()}': "
                 "correct the two numbers"
             )
-        name = line[3:6]
-        if line.startswith("M  ") and name in lists:
-            words = line[9:].split()
-            count = int(line[6:9])
+        if (found := _PROPERTY.match(line)) is not None:
+            name, count, words = found[1].upper(), int(found[2]), found[3].split()
             if len(words) < 2 * count:
                 raise ValueError(f"'{line}' has fewer than {count} pairs of numbers")
             for atom, value in zip(words[: 2 * count : 2], words[1 : 2 * count : 2], strict=True):
