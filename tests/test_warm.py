@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -72,3 +73,23 @@ def test_triton_is_not_loaded(tmp_path):
     """Whether its kernels run in the interpreter is decided when it is loaded: by the program, not before."""
     (tmp_path / "program.py").write_text("import sys\nprint('triton' in sys.modules)\n")
     assert subprocess.check_output([warm_python(), "program.py"], cwd=tmp_path, text=True) == "False\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open")
+def test_a_program_ends_with_its_client():
+    code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)\n"
+    process = subprocess.Popen([warm_python(), "-c", code], stdout=subprocess.PIPE, text=True)
+    program = os.pidfd_open(int(process.stdout.readline()))
+    process.kill()
+    assert select.select([program], [], [], 60)[0]
+    process.communicate()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_code_with_arguments_and_modules_of_the_environment(tmp_path):
+    (tmp_path / "of_the_environment.py").write_text("word = 'found'\n")
+    command = ["-c", "import sys, of_the_environment as one\nprint(one.word, sys.argv[1:])", "a", "b"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    for python in (warm_python(), sys.executable):
+        said = subprocess.check_output([python, *command], env=environment, text=True)
+        assert said == "found ['a', 'b']\n"

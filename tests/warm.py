@@ -1,16 +1,19 @@
 """Python programs of tests as copies of a process that has PyTorch loaded: each would take three seconds to load it.
 
-A program has its own arguments, working directory, environment, standard streams and exit code. It is sent SIGINT and
-SIGTERM, but not SIGKILL. What happens at the start and end of Python is tested with Python itself.
+A program has its own arguments, working directory, environment, standard streams and exit code, and mpiexec can start
+it. It is sent SIGINT and SIGTERM, and killed when its client is. What happens at the start and end of Python is tested
+with Python itself.
 
     python warm.py serve SOCKET                 load, then start a copy for each client, until the standard input ends
-    python warm.py SOCKET -m module ARGUMENTS   run a program in a copy, as `python -m module ARGUMENTS` would
+    python warm.py SOCKET -m module ARGUMENTS   run a program in a copy, as `python -m module ARGUMENTS` would; also
+                                                -c CODE ARGUMENTS, and FILE ARGUMENTS
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -43,15 +46,16 @@ def warm_python() -> Path:
 
 
 def ask(place: str, arguments: list[str]) -> None:
-    """Run a program in a copy, and end as it does; or, where mpiexec started it and talks to it, in Python itself."""
-    if "PMI_FD" in os.environ:
-        os.execv(sys.executable, [sys.executable, *arguments])
+    """Run a program in a copy, and end as it does."""
     passed_on = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # they wait until there is a program to pass them on to
     request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(place)
-        socket.send_fds(server, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        streams = [0, 1, 2]
+        if "PMI_FD" in os.environ:  # mpiexec started it, and talks to it
+            streams.append(int(os.environ["PMI_FD"]))
+        socket.send_fds(server, [len(request).to_bytes(4, "big")], streams)
         server.sendall(request)
         answers = server.makefile()
         program = int(answers.readline())
@@ -78,7 +82,9 @@ def serve(place: str) -> None:
     import scipy.special
     import torch
 
-    import torchmdnet2.cli  # but nothing that loads Triton, whose interpreter is chosen by the program
+    import torchmdnet2.cli
+    import torchmdnet2.md.run
+    import torchmdnet2.streams  # but nothing that loads Triton, whose interpreter is chosen by the program
 
     del ase, scipy, torch, torchmdnet2
     with contextlib.suppress(ImportError):
@@ -105,17 +111,24 @@ def serve(place: str) -> None:
 
 def answer(client: socket.socket) -> None:
     """Run what a client asks for, and tell it the number of the process and the exit code."""
-    size, streams, _, _ = socket.recv_fds(client, 4, 3)
-    request = client.makefile("rb").read(int.from_bytes(size, "big"))
+    size, streams, _, _ = socket.recv_fds(client, 4, 4)
+    request = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
     program = os.fork()
     if program == 0:
-        for number, stream in enumerate(streams):
+        client.close()
+        for number, stream in enumerate(streams[:3]):
             os.dup2(stream, number)
             os.close(stream)
-        client.close()
-        os._exit(run(*json.loads(request)))
-    client.sendall(f"{program}\n".encode())
-    client.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])}\n".encode())
+        for stream in streams[3:]:
+            request[2]["PMI_FD"] = str(stream)
+        os._exit(run(*request))
+    for stream in streams:
+        os.close(stream)
+    with contextlib.suppress(BrokenPipeError):
+        client.sendall(f"{program}\n".encode())
+        if hasattr(os, "pidfd_open") and client in select.select([os.pidfd_open(program), client], [], [])[0]:
+            os.kill(program, signal.SIGKILL)  # the client is gone
+        client.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])}\n".encode())
 
 
 def run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
@@ -133,11 +146,18 @@ def run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     random.seed()
     np.random.seed()
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     code: Any = 0
     try:
         if arguments[0] == "-m":
             sys.argv, sys.path[0] = arguments[1:], folder
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.argv, sys.path[0] = arguments[1:], ""
+            with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+                file.write(arguments[1])
+                file.flush()
+                runpy.run_path(file.name, run_name="__main__")
         else:
             sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent.resolve())
             runpy.run_path(arguments[0], run_name="__main__")
@@ -151,6 +171,10 @@ def run(arguments: list[str], folder: str, environment: dict[str, str]) -> int:
         code = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
+    if (mpi := sys.modules.get("mpi4py.MPI")) and mpi.Is_initialized():
+        if not mpi.Is_finalized():
+            mpi.Finalize()
+        ctypes.CDLL(None).exit(code or 0)  # where MPI tells mpiexec
     return code or 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.data import atomic_masses, atomic_numbers
+from warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 TYPES = ["H", "C", "O"]
@@ -111,6 +112,6 @@ def mpiexec(processes: int, *command: str, timeout: float = 300) -> subprocess.C
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
     return subprocess.run(
-        [found, "-n", str(processes), sys.executable, *command],
+        [found, "-n", str(processes), warm_python(), *command],
         capture_output=True, text=True, env=environment, timeout=timeout,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from ase.build import bulk, molecule
 from ase.io import read, write
 from ase.optimize import LBFGS
 from tiny import tiny_potential
+from warm import warm_python
 
 import torchmdnet2
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
@@ -691,7 +692,7 @@ def test_the_modules_of_the_host_program_for_its_own_processes_stay():
         "print(forkserver._forkserver._preload_modules)"
     )
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "['json']\n"
+        subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, check=True).stdout == "['json']\n"
     )
 
 

@@ -34,7 +34,7 @@ def start(arguments, size, folders=None):
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         folder = folders[rank] if folders else None
-        command = [warm_python() if arguments[0] == "-m" else sys.executable, *arguments]
+        command = [sys.executable if _JOIN_AND_PART in arguments else warm_python(), *arguments]
         processes.append(
             subprocess.Popen(
                 command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
-import sys
 import weakref
 
 import numpy as np
 import pytest
 import torch
 from ase.io import write
+from warm import warm_python
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.models.tensornet.training_atoms import Mix
@@ -327,4 +327,4 @@ with own_torch_state(config):
     trainer.device = type("Device", (), {{"type": "cuda"}})
     assert "pip install triton" in pack_trainer(trainer)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([warm_python(), "-c", code], check=True)
