@@ -95,6 +95,9 @@ def test_a_whole_system_is_isolated_on_demand(charged_file):
     atoms = wrapped(acetate(), CELLS["cube"], 2)
     vacuum = in_vacuum(acetate())[0]
     cell = System.from_ase(atoms).replace(charge=torch.tensor([-1.0]).double())
+    for alone in ({"periodic": False}, {"isolated": True}):
+        with pytest.raises(ValueError, match="coulomb='dsf' has no effect"):
+            add_force(system_of(atoms), charged_file, topology_of(atoms), charge=-1, coulomb="dsf", **alone)
     for coulomb in ("pme", "dsf"):
         system = system_of(atoms)
         with pytest.warns(StructureWarning, match="background") if coulomb == "pme" else nullcontext():
@@ -286,6 +289,28 @@ def test_charges_of_the_force_field(charged_file, solvated):
     assert ml_energy(context_of(system, where, "CPU"), system) != pytest.approx(energies[0], rel=1e-6)
 
 
+@pytest.mark.parametrize("total", [-1, -1.0003, -0.98, -1.03, -1.5, -0.3])
+def test_charges_of_the_force_field_that_sum_to_no_whole_number(charged_file, solvated, monkeypatch, caplog, total):
+    """A small rounding is taken as such, with a line in the log; else the charge must be given."""
+    topology, positions, system = solvated
+    system, taken = copy.deepcopy(system), []
+    confirmed = adapter.confirmed
+    monkeypatch.setattr(adapter, "confirmed", lambda *a, **b: taken.append(confirmed(*a, **b)) or taken[-1])
+    (nonbonded,) = [force for force in system.getForces() if isinstance(force, openmm.NonbondedForce)]
+    for k in SEVEN:
+        _, *others = nonbonded.getParticleParameters(k)
+        nonbonded.setParticleParameters(k, total / 7, *others)
+    solvated = topology, positions, system
+    if abs(total + 1) > 0.025:
+        with pytest.raises(BadData, match=rf"sum to {total:g} e over the atoms .* no whole number: .* charge="):
+            mixed(charged_file, solvated)
+        mixed(charged_file, solvated, charge=-1)
+        return
+    mixed(charged_file, solvated)
+    assert taken == [-1]
+    assert (f"sum to {total:.4g} e over the atoms of the model: the total charge is -1" in caplog.text) == (total != -1)
+
+
 @pytest.mark.parametrize(
     ("formal", "given", "found"),
     [
@@ -363,7 +388,7 @@ def test_link_atoms(charged_file, solvated):
     potential = openmmml.MLPotential("torchmdnet2", modelPath=str(charged_file))
     lengths = [(3, 0, 0.115 * NM)]
     made = potential.createMixedSystem(
-        topology, mm, [3, 4, 5, 6], device="cpu", returnInfo=True, linkAtomDistances=lengths
+        topology, mm, [3, 4, 5, 6], charge=0, device="cpu", returnInfo=True, linkAtomDistances=lengths
     )
     where = Atoms(f"H{len(positions) + 1}", np.concatenate([positions, [[0, 0, 0]]]) * 10)
     system, cap = made["system"], len(positions)
@@ -378,4 +403,4 @@ def test_link_atoms(charged_file, solvated):
     context.setPositions(placed)
     assert ml_energy(context, system) == pytest.approx(expected, rel=1e-9)
     with pytest.raises(TypeError, match=r"unknown argument 'linkAtomDistance'.*linkAtomDistances"):
-        potential.createMixedSystem(topology, mm, [3, 4, 5, 6], device="cpu", linkAtomDistance=lengths)
+        potential.createMixedSystem(topology, mm, [3, 4, 5, 6], charge=0, device="cpu", linkAtomDistance=lengths)

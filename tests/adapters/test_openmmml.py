@@ -110,6 +110,7 @@ def test_plugin_arguments(ml_potential, model_file):
     for name, words in [
         ("periodic", "where the topology or the System has a box"),
         ("nonbondedMethod", "known: charge"),
+        ("forceGroup", "call setForceGroup"),
     ]:
         with pytest.raises(TypeError, match=f"unknown argument '{name}'.*{words}"):
             ml_potential.createSystem(topology_of(ethanol()), **{name: False})

@@ -125,7 +125,10 @@ def test_an_energy_beside_forces_in_other_units_needs_one_only_if_it_is_read(wri
     assert labels["energy"].item() == -76
 
 
-@pytest.mark.parametrize("name", ["dft_gradient", "Gradients", "grad_hartree_bohr", "dE_dr", "neg_gradient", "forces2"])
+@pytest.mark.parametrize(
+    "name",
+    ["dft_gradient", "Gradients", "engrad", "orca_engrad", "grad_hartree_bohr", "dE_dr", "neg_gradient", "forces2"],
+)
 @pytest.mark.parametrize("suffix", ["xyz", "npz", "h5"])
 def test_gradients_by_name_are_negated_in_every_format(tmp_path, name, suffix):
     values, path = np.arange(9.0).reshape(3, 3), tmp_path / f"a.{suffix}"

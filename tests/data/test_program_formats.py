@@ -1,5 +1,7 @@
 """input.data of n2p2, cfg of MLIP, trajectories of CP2K: numbers of files that are written here."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -155,6 +157,20 @@ def test_cp2k(tmp_path):
     (tmp_path / "w-1.cell").unlink()
     with pytest.raises(BadData, match=r"neither w-1\.cell nor w-1\.restart beside the file"):
         open_dataset(path, format="cp2k")
+    coordinates = "  &SUBSYS\n    {}&COORD\nO 0 0 0\nH 0 0 1\n    &END COORD\n  &END SUBSYS\n"
+    for restart, words in (
+        ("", r"nor w-1\.restart with a section &CELL beside .* cp2k/none"),
+        (coordinates.format(""), "with a section &CELL"),
+        ("  &SUBSYS\n    &CELL\n      A 10 0 0\n", r"w-1\.restart: .*a line &END is missing"),  # cut off
+        ("  &CELL\n  &END CELL\n", r"w-1\.restart: it has no section &SUBSYS"),
+        (coordinates.format("&CELL\nA 10 0 0\nB 0 11 0\nC 0 0 12\n    &END CELL\n    "), ""),
+    ):
+        (tmp_path / "w-1.restart").write_text(
+            f"&FORCE_EVAL\n  &DFT\n    CHARGE -2\n  &END DFT\n{restart}&END FORCE_EVAL\n"
+        )
+        with pytest.raises(BadData, match=words) if words else nullcontext():
+            assert open_dataset(path, format="cp2k")[0].system.cell[0].diagonal().tolist() == [10, 11, 12]
+    (tmp_path / "w-1.restart").unlink()
     lone = open_dataset(path, {"energy": "energy"}, format="cp2k/none")
     assert not lone[0].system.pbc.any()
     text = (tmp_path / "w-frc-1.xyz").read_text()

@@ -16,6 +16,7 @@ from ..core.devices import ProcessLock
 from ..core.stated import Statement, confirmed, no_cell, whole_number
 from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
 from ..evaluator import Evaluator
+from ..potential.cells import require_cells
 from ..potential.novelty import Watch
 from ..potential.potential import SYMBOLS, Potential
 from ..units import KJ_MOL, factor
@@ -158,8 +159,8 @@ def create_force(
         BadData: an atom has no element, an index is outside the topology, or the sum of the stated formal charges
             differs from the given charge.
         UntrainedCharge: the model does not know the charge.
-        ValueError: charge or spin is not a whole number, the model does not know the spin, or device or dtype cannot be
-            used.
+        ValueError: charge or spin is not a whole number, the model does not know the spin, device or dtype cannot be
+            used, or `coulomb` has no effect.
     """
     everyone = list(topology.atoms())
     chosen = list(range(len(everyone))) if atoms is None else _indices(atoms, len(everyone))
@@ -182,6 +183,7 @@ def create_force(
     if isolated is None:
         isolated = bool(periodic) and atoms is not None and _has_all_pairs(potential)
     isolated = bool(isolated and periodic)
+    require_cells(coulomb, [bool(periodic) and not isolated])
     if isolated:
         _LOGGER.warning(
             "the model evaluates %d of %d atoms as an isolated molecule: made whole by nearest images at each step, "

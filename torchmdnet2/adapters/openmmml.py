@@ -7,6 +7,7 @@ package are imported when a system is made.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -41,12 +42,14 @@ __all__ = ["TorchMDNet2Factory", "TorchMDNet2Impl"]
 _ELSEWHERE = {"spin": "multiplicity", "dtype": "precision"}  # names in the other adapters -> names here
 _REASONS = {
     "periodic": ": the model is periodic where the topology or the System has a box; for a molecule alone in a box "
-    "give isolated=True"
+    "give isolated=True",
+    "forceGroup": " of createSystem; call setForceGroup of the System's forces",
 }
 _OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge", "isolated", "coulomb", "level")
 _OF_EMBEDDING = ("linkAtomDistances",)  # mechanical embedding passes on its arguments
 _KNOWN = f" (known: {', '.join((*_OPTIONS, *_OF_EMBEDDING))})"
-_ROUNDING = 0.01  # e, rounding of the sum of a molecule's charges in force fields
+_ROUNDING = 0.02 + 1e-9  # e, rounding of the sum of a molecule's charges in force fields
+_LOGGER = logging.getLogger("torchmdnet2.openmm")
 
 
 class TorchMDNet2Factory(MLPotentialImplFactory):
@@ -86,6 +89,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         system: openmm.System,
         atoms: Iterable[int] | None,
         forceGroup: int,
+        /,
         charge: int | None = None,
         multiplicity: int = 0,
         device: Any = None,
@@ -153,28 +157,41 @@ class TorchMDNet2Impl(MLPotentialImpl):
         """Return a mixed system by openmm-ml's mechanical embedding, with facts that `addForces` cannot know.
 
         These are the box, which may be in the force field's System alone, and the charges of the force field. If
-        neither `charge` nor the topology states the total charge of the model's atoms, their sum is taken. A `charge`
-        that differs from the sum is used, with a warning.
+        neither `charge` nor the topology states the total charge of the model's atoms, their sum is taken, which must
+        be a whole number up to rounding. A `charge` that differs from the sum is used, with a warning.
 
         Args:
             topology, system, atoms, forceGroup, interpolate, embedding, returnInfo, args: from openmm-ml.
 
         Raises:
-            BadData: the total charges of topology and force field differ, and `charge` is not given.
+            BadData: `charge` is not given, and the total charges of topology and force field differ, or the topology
+                states none and the charges of the force field do not sum to a whole number.
             others: as `addForces`.
         """
         from openmmml.embeddings.mechanicalembedding import MechanicalEmbedding
 
-        from ..core.stated import Statement, agreed
+        from ..core.stated import ROUNDING, Statement, agreed
+        from ..errors import BadData
         from .openmm import CORRECT, formal_charge, has_box
 
         if system.usesPeriodicBoundaryConditions() and not has_box(topology):
             topology = copy.deepcopy(topology)
             topology.setPeriodicBoxVectors(system.getDefaultPeriodicBoxVectors())
         everyone, atoms = list(topology.atoms()), list(atoms)
-        expected, given = _force_field_charge(system, atoms), args.get("charge")
-        if expected is not None and given is None:
-            formal = formal_charge([everyone[i] for i in atoms])
+        total, given = _force_field_charge(system, atoms), args.get("charge")
+        formal = formal_charge([everyone[i] for i in atoms])
+        expected = None if total is None or abs(total - round(total)) > _ROUNDING else round(total)
+        if total is not None and expected is None and given is None and formal is None:
+            raise BadData(
+                f"the charges of the force field sum to {total:.4g} e over the atoms of the model, which is no whole "
+                "number: give their total charge, as in charge=0"
+            )
+        if total is not None and expected is not None and given is None:
+            if abs(total - expected) > ROUNDING:
+                _LOGGER.warning(
+                    "the charges of the force field sum to %.4g e over the atoms of the model: the total charge is %d",
+                    total, expected,
+                )  # fmt: skip
             stated = [*([formal] if formal else []), Statement(expected, "the charges of the force field")]
             remedy = f"{CORRECT} or the force field, or give charge={stated[0].value}"
             args["charge"] = agreed(stated, "charge", "of the model's atoms, ", remedy)
@@ -196,14 +213,13 @@ class TorchMDNet2Impl(MLPotentialImpl):
         return _sums_over_images(read_header(self.path)["config"])
 
 
-def _force_field_charge(system: openmm.System, atoms: Iterable[int]) -> int | None:
-    """Return the sum of the atoms' charges in e; None without charges, or if it is not a whole number."""
+def _force_field_charge(system: openmm.System, atoms: Iterable[int]) -> float | None:
+    """Return the sum of the atoms' charges in e; None without a NonbondedForce."""
     import openmm
 
     for force in system.getForces():
         if isinstance(force, openmm.NonbondedForce):
-            total = sum(force.getParticleParameters(atom)[0]._value for atom in atoms)
-            return round(total) if abs(total - round(total)) < _ROUNDING else None
+            return sum(force.getParticleParameters(atom)[0]._value for atom in atoms)
     return None
 
 

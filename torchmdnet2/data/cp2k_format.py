@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .extxyz import Frame, numbers_of
 from .labels import Names
 from .program_texts import program_statements
 from .reader import register_format
+from .structures import open_found
 
 __all__ = ["Cp2kReader"]
 
@@ -97,14 +98,14 @@ class Cp2kReader(FrameReader):
         return {name: stated[0].value for name, stated in found.items() if stated}
 
     def _fixed_cell(self) -> tuple[np.ndarray, np.ndarray]:
-        if "restart" not in self._beside:
+        restart = self._beside.get("restart")
+        if restart is None or not re.search(r"(?m)^\s*&CELL\b", restart.read_text(errors="replace")):
             names = f"{_beside(self.path, 'cell').name} nor {_beside(self.path, 'restart').name}"
-            raise BadData(f"{self.path}: the cell is missing, since there is neither {names} beside the file; "
+            raise BadData(f"{self.path}: the cell is missing, since there is neither {names}"
+                          f"{' with a section &CELL' if restart else ''} beside the file; "
                           "for molecules without a cell, name the format cp2k/none")  # fmt: skip
-        from ase.io import read
-
-        atoms: Any = read(self._beside["restart"], format="cp2k-restart")
-        return atoms.cell.array, atoms.pbc
+        (found,) = open_found(restart, "cp2k-restart")
+        return found.atoms.cell.array, np.asarray(found.atoms.pbc)
 
 
 def _beside(path: str, kind: str) -> Path:

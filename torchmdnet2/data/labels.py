@@ -275,7 +275,7 @@ def gradient_sign(label: str, name: str) -> float:
 
 
 _GRADIENT = re.compile(
-    r"^(?!.*(neg|minus)).*((?<![a-z])grad|gradient)s?(?![a-z])|(?<![a-z])de_?/?_?d[rx](?![a-z])", re.I
+    r"^(?!.*(neg|minus)).*((?<![a-z])(en)?grad|gradient)s?(?![a-z])|(?<![a-z])de_?/?_?d[rx](?![a-z])", re.I
 )
 _PER_ATOM = re.compile(r"(?<![a-z])per[_ -]?atom|PerAtom", re.I)
 

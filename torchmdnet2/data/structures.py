@@ -177,7 +177,8 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
     if path and format in _OF_TYPES and not re.search(_OF_TYPES[format][0], _text(path), re.M):
         raise BadData(f"{path}: the file states no elements: {_OF_TYPES[format][1]}")
     if path and format in _TIDIED:
-        source = io.StringIO(_TIDIED[format](_text(path)))
+        with _named(path):
+            source = io.StringIO(_TIDIED[format](_text(path)))
     elif path and _begins_with_mark(path):
         source = io.StringIO(_text(path))
     with _in_words(path, f" (as the format {format} of ase.io)" if format in ase.io.formats.ioformats else ""):
@@ -312,7 +313,17 @@ _OF_TYPES = {
 }  # fmt: skip
 """Formats with numbered types of atoms, which ASE reads as elements -> pattern that states elements, remedy."""
 
+
+def _of_whole_sections(text: str) -> str:
+    """Refuse a restart file of CP2K that ends within a section, in which ASE's reader would search for ever."""
+    names = re.findall(r"(?m)^[ \t]*&(\w+)", text)
+    if "SUBSYS" not in names or 2 * sum(name.startswith("END") for name in names) < len(names):
+        raise BadData("it has no section &SUBSYS, or ends within a section (a line &END is missing)")
+    return text
+
+
 _TIDIED = {
+    "cp2k-restart": _of_whole_sections,
     "nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text),
     "gaussian-in": lambda text: re.sub(r"(?m)^([ \t]*[+-]?\d+)[ \t]*,[ \t]*(\d+[ \t\r]*)$", r"\1 \2", text),
 }
