@@ -161,7 +161,7 @@ def test_openmm_page(tmp_path, monkeypatch):
     residue = topology.addResidue("MOL", topology.addChain())
     for symbol in "OHHOHH":
         topology.addAtom(symbol, app.Element.getBySymbol(symbol), residue)
-        nonbonded.addParticle(0.1, 0.3, 0.1)
+        nonbonded.addParticle(0.1 if symbol == "H" else -0.2, 0.3, 0.1)
         system.addParticle(1.0), mm_system.addParticle(1.0)
     ligand = {"topology": topology, "mm_system": mm_system, "ligand_atoms": [0, 1, 2]}
     names = run_blocks("docs/openmm.md", {"system": system, **ligand})
