@@ -6,10 +6,10 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = {"harness", "systems", "peer", "inference_report"}
@@ -85,7 +85,7 @@ def test_rows_and_tables(bench, tmp_path):
 def test_a_benchmark_in_parts(tmp_path):
     """From the command to the file; the part runs in a process of its own."""
     words = "--device cpu --parts systems --channels 4 --layers 1 --seconds 0.01 --every 1 --output".split()
-    command = [sys.executable, "-m", "scripts.bench", "md", "--water", "", *words, str(tmp_path / "md.json")]
+    command = [warm_python(), "-m", "scripts.bench", "md", "--water", "", *words, str(tmp_path / "md.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "md.json").read_text())["rows"]

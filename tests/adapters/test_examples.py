@@ -16,6 +16,7 @@ import torch
 from ase.build import bulk, molecule
 from ase.calculators.socketio import SocketIOCalculator
 from ase.io import read, write
+from warm import warm_python
 
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import load
@@ -169,7 +170,7 @@ def test_ase_vibrations(run, model_file, water, tmp_path):
 def test_ase_ipi_client(model_file, water, tmp_path):
     """Against ASE's own server, which speaks i-PI's side of the protocol."""
     name = f"torchmdnet2_{uuid.uuid4().hex[:8]}"
-    command = [sys.executable, EXAMPLES / "ase_ipi_client.py", model_file, water, "--unixsocket", name]
+    command = [warm_python(), EXAMPLES / "ase_ipi_client.py", model_file, water, "--unixsocket", name]
     path = {"PYTHONPATH": str(EXAMPLES.parent), "PATH": "", "OMP_NUM_THREADS": "1"}
 
     def start(*_, **__):

