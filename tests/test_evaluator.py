@@ -18,6 +18,7 @@ from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.errors import UnknownElement, UntrainedCharge
 
 SMALL = {"num_rbf": 6, "max_z": 10}
+SIZES = {"tensornet2": {"q_dim": 4}}  # as in test_tensornet2_cpu.py: its kernels are not compiled again
 MODELS = ["tensornet", "graph_network", "transformer", "equivariant_transformer"]
 
 
@@ -26,7 +27,7 @@ def make(model="tensornet", seed=0, channels=8, **changes):
         torch.manual_seed(seed)
         return Potential.from_config(
             {
-                "model": {"name": model, **SMALL, "hidden_channels": channels},
+                "model": {"name": model, **SMALL, "hidden_channels": channels, **SIZES.get(model, {})},
                 "priors": [{"name": "atomref", "energies": {"8": -2041.3}}],
                 **changes,
             }

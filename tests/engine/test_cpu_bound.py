@@ -69,7 +69,7 @@ def test_charges_and_properties(kind, stress, dtype):
     heads = {"heads": [{"name": "scalar_property", "property": "shift", "per": "atom"}, {"name": "charges"}],
              "charges": [{"name": "charges"}], "tensornet2": []}[kind]  # fmt: skip
     config = make(dtype).config
-    model = {**config["model"], **({"name": "tensornet2", "q_dim": 2} if kind == "tensornet2" else {})}
+    model = {**config["model"], **({"name": "tensornet2", "q_dim": 4} if kind == "tensornet2" else {})}
     coulomb = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 4.0}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
