@@ -11,6 +11,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.db import connect
 from ase.io import read, write
 from tiny import tiny_potential
 
@@ -489,6 +490,49 @@ def test_units_that_frames_state_are_used(tmp_path, info, energy, force, length)
 def test_units_that_differ_or_are_not_known_are_an_error(tmp_path, info, units, words):
     with pytest.raises(BadData, match=words):
         AseDataset(labelled(tmp_path / "a.xyz", **info), units=units)
+
+
+@pytest.mark.parametrize("suffix", ["xyz", "npz", "h5"])
+def test_units_under_the_name_of_a_label(tmp_path, suffix):
+    """`REF_energy_unit` beside `keys: {energy: REF_energy}`; that of another label has no effect."""
+    path, stated = (
+        tmp_path / f"a.{suffix}",
+        {"REF_energy_unit": "Ha", "REF_forces-units": "Ha/bohr", "mp2_energy_unit": "J"},
+    )
+    if suffix == "xyz":
+        atoms = molecule("H2O")
+        atoms.info.update({"REF_energy": -2.0, **stated})
+        atoms.arrays["REF_forces"] = np.full((3, 3), 0.5)
+        write(path, atoms)
+    elif suffix == "npz":
+        np.savez(path, R=np.eye(3)[None], z=[8, 1, 1], REF_energy=[-2.0], REF_forces=np.full((1, 3, 3), 0.5), **stated)
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file["m/pos"], file["m/types"], file["m/REF_energy"] = np.eye(3)[None], [8, 1, 1], [-2.0]
+            file["m/REF_forces"] = np.full((1, 3, 3), 0.5)
+            file["m"].attrs.update(stated)
+    units = None if suffix == "xyz" else {"length": "angstrom"}
+    labels = open_dataset(path, {"energy": "REF_energy", "forces": "REF_forces"}, units)[0].labels
+    assert float(labels["energy"]) == pytest.approx(-2 * HARTREE)
+    assert float(labels["forces"][0, 0]) == pytest.approx(0.5 * HARTREE / BOHR)
+
+
+def test_units_in_the_metadata_of_a_database(tmp_path):
+    """As SchNetPack writes them."""
+    with connect(tmp_path / "a.db") as database:
+        database.metadata = {
+            "_property_unit_dict": {"energy": "Hartree", "U0": "kcal/mol", "forces": "Hartree/Bohr", "mu": "D"},
+            "_distance_unit": "Bohr",
+        }
+        database.write(molecule("H2O"), data={"energy": [-2.0], "U0": [-3.0], "forces": np.full((3, 3), 0.5)})
+    for key, energy in (("energy", -2 * HARTREE), ("U0", -3 * 0.0433641)):
+        sample = open_dataset(tmp_path / "a.db", {"energy": key, "forces": "forces"})[0]
+        assert float(sample.labels["energy"]) == pytest.approx(energy, rel=1e-5)
+        assert float(sample.labels["forces"][0, 0]) == pytest.approx(0.5 * HARTREE / BOHR)
+        np.testing.assert_allclose(sample.system.pos, molecule("H2O").positions * BOHR)
+    np.testing.assert_allclose(read_structures(tmp_path / "a.db")[0].positions, molecule("H2O").positions * BOHR)
+    with pytest.raises(BadData, match="the given unit is eV"):
+        open_dataset(tmp_path / "a.db", {"energy": "energy"}, {"energy": "eV"})
 
 
 def test_units_of_what_is_not_read_are_no_error(tmp_path):

@@ -43,6 +43,9 @@ def test_names_in_any_case():
     for name in ("eV", "ev", "EV", "electronvolt"):
         assert factor("energy", name) == 1.0
     assert factor("energy", "Hartree") == factor("energy", "Ha") == factor("energy", "Eh") == units.HARTREE
+    for name in ("kcal_mol", "kcalmol", "kcal mol-1", "kcal mol^-1", "kcal/mole", "KCAL/MOL", "kcal per mol", "kcal"):
+        assert factor("energy", name) == units.KCAL_MOL
+    assert factor("energy", "E_h") == units.HARTREE and factor("energy", "kj_per_mol") == units.KJ_MOL
     assert factor("length", "Angstrom") == factor("length", "Å") == 1.0
 
 

@@ -63,12 +63,9 @@ _ALIASES = {
     "electronvolt": "eV",
     "ha": "hartree",
     "eh": "hartree",
+    "e_h": "hartree",
     "a.u.": "hartree",
     "a0": "bohr",
-    "kj/mol": "kJ/mol",
-    "kcal/mol": "kcal/mol",
-    "kj_per_mol": "kJ/mol",
-    "kcal_per_mol": "kcal/mol",
     "ry": "rydberg",
     "j": "J",
     "nanometer": "nm",
@@ -78,6 +75,7 @@ _ALIASES = {
     "d": "debye",
     "elementary_charge": "e",
 }
+_MOLAR = re.compile(r"(k(?:cal|j))(?:[\s_/*·.-]*(?:per)?[\s_]*mole?)?(?:\^?-1)?", re.I)  # kcal_mol, kcalmol, kJ mol-1
 
 
 def factor(kind: str, unit: str) -> float:
@@ -108,7 +106,8 @@ def factor(kind: str, unit: str) -> float:
         raise ValueError(f"unknown kind of unit '{kind}', known: {', '.join([*UNITS, 'force', 'stress'])}")
     table = UNITS[kind]
     name = unit.strip()
-    for candidate in (name, name.lower(), _ALIASES.get(name.lower(), "")):
+    molar = f"{match[1].lower().replace('j', 'J')}/mol" if (match := _MOLAR.fullmatch(name)) else ""
+    for candidate in (name, name.lower(), _ALIASES.get(name.lower(), ""), molar):
         if candidate in table:
             return table[candidate]
     raise ValueError(f"unknown {kind} unit '{unit}', known: {', '.join(table)}")

@@ -223,6 +223,13 @@ def test_charges_of_atoms_without_a_total_charge_are_named(tmp_path, form, charg
         ("energy_Au", "forces", None, (1.0, 1.0)),
         ("energy_hartree", "forces_ev_per_ang", {"energy": "hartree"}, (HARTREE, 1.0)),
         ("energy_hartree", "forces_hartree_bohr", {"energy": "kcal/mol"}, None),
+        ("energy_kcalmol", "forces_kcalmolA", None, (KCAL_MOL, KCAL_MOL)),
+        ("mp2_kcal", "forces_kcal_A", None, (KCAL_MOL, KCAL_MOL)),
+        ("EnergyHartree", "ForcesHartreeBohr", None, (HARTREE, HARTREE / BOHR)),
+        ("hartree_energy", "hartree_per_bohr_forces", None, (HARTREE, HARTREE / BOHR)),
+        ("E_kcal_mol_dft", "F_eVA", None, (KCAL_MOL, 1.0)),
+        ("hartree_fock_energy", "hartree_fock_forces", None, (1.0, 1.0)),
+        ("au_energy", "au_forces", None, (1.0, 1.0)),
     ],
 )
 @pytest.mark.parametrize("form", ["xyz", "h5", "npz"])

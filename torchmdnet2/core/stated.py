@@ -128,13 +128,17 @@ class StatedUnit(NamedTuple):
         return _ATOMIC_UNITS[_KINDS[self.quantity]] if name.lower() in _ATOMIC else name
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"[\s\-]+", "_", _UNIT_BEHIND.sub("", name.strip().rstrip(":")).lower())
+
+
 @lru_cache(maxsize=1024)
 def kind_of(name: str) -> str:
     """What an entry of this name states: "charge", "spin", "unpaired", "unit", "unit:QUANTITY", "like", or "".
 
     "like": it looks like a charge or a spin, and its meaning is not known.
     """
-    plain = re.sub(r"[\s\-]+", "_", _UNIT_BEHIND.sub("", name.strip().rstrip(":")).lower())
+    plain = _plain(name)
     for kind, names in (("charge", _CHARGE), ("spin", _SPIN), ("unpaired", _UNPAIRED)):
         if plain in names:
             return kind
@@ -489,39 +493,59 @@ def _warn(words: str) -> None:
 # --- units -----------------------------------------------------------------------------------------------------------
 
 
-def stated_units(entries: Mapping[str, Any]) -> dict[str, StatedUnit]:
+def stated_units(entries: Mapping[str, Any], keys: Mapping[str, str] | None = None) -> dict[str, StatedUnit]:
     """Units that entries of a structure state, as `energy-unit=hartree`, `units_of_length=bohr`, `units=metal`.
+
+    Args:
+        entries: of the structure.
+        keys: label -> its name in the file: `NAME_unit` states its unit too, and comes first.
 
     Returns:
         Of "energy", "forces", "stress", "virial", "dipole", "length" and "cell" those that are stated.
     """
     found: dict[str, StatedUnit] = {}
+    own = {_plain(key): label for label, key in (keys or {}).items() if label in _KINDS}
+    of_own = {}
     for key, value in entries.items():
         kind = kind_of(key) if isinstance(key, str) else ""
-        if not kind.startswith("unit") or not isinstance(value, str):
+        if not isinstance(value, str) or not isinstance(key, str) or "unit" not in key.lower():
             continue
-        if kind == "unit":
+        if label := own.get(_OF_UNIT.sub("", _plain(key))):
+            of_own[label] = StatedUnit(value, label, f"{key}={value}")
+        elif kind == "unit":
             found = _plain_units(key, value) | found
-        else:
+        elif kind.startswith("unit"):
             quantity = kind.partition(":")[2]
             found[quantity] = StatedUnit(value, quantity, f"{key}={value}")
-    return found
+    return found | of_own
+
+
+_OF_UNIT = re.compile(r"_?units?$|^units?_(of_)?")
+_BREAKS = re.compile(r"[_\s.()\[\]]+|(?<=[a-z])(?=[A-Z])")  # energy_hartree, EnergyHartree
+_LENGTH_BEHIND = re.compile(r"(?<=\w)/?([aA]ngstroms?|[aA]ng|A|[bB]ohr|a0|nm)$")  # kcalmolA, HartreeBohr after breaks
 
 
 @lru_cache(maxsize=1024)
 def unit_in_name(quantity: str, name: str) -> StatedUnit | None:
-    """The unit that the name of an entry ends with, as in "energy_hartree", "forces_kcal_mol_ang", "E (eV)".
+    """The unit in the name of an entry, as in "energy_hartree", "forces_kcal_mol_ang", "E (eV)", "EnergyHartree".
 
     Args:
         quantity: "energy", "forces", "stress", "virial" or "dipole"; of others, nothing is found.
         name: of the entry.
     """
-    parts = [part for part in re.split(r"[_\s.()\[\]]+", name) if part and part != "per"]
-    for k in range(1, len(parts)) if quantity in _KINDS else ():
-        unit = StatedUnit("/".join(parts[k:]), quantity, name)
-        with suppress(BadData):
-            if len(unit.unit) > 1 and unit.unit != "Au" and unit.size:  # gold
-                return unit
+    if quantity not in _KINDS:
+        return None
+    name_ = re.sub(r"hartree[\s_-]*fock", "", name, flags=re.I)
+    breaks = [0, *(m.end() for m in _BREAKS.finditer(name_)), len(name_)]
+    windows = [(i, j) for k, i in enumerate(breaks) for j in breaks[k + 1 :] if (i, j) != (0, len(name_))]
+    for first, last in sorted(windows, key=lambda window: (window[0] - window[1], -window[1])):
+        text = re.sub(r"(^|/)per(?=/|$)", "", re.sub(r"[_\s.()\[\]]+", "/", name_[first:last]).strip("/")).strip("/")
+        for words in (text, _LENGTH_BEHIND.sub(r"/\1", text)):
+            unit = StatedUnit(words, quantity, name)
+            with suppress(BadData):
+                # Au is gold
+                if len(text) > 1 and text != "Au" and (text.lower() != "au" or last == len(name_)) and unit.size:
+                    return unit
     return None
 
 

@@ -196,7 +196,7 @@ class FrameReader(Reader):
         """
         used = {"energy", "length", "cell", *read}
         named = {name: unit for name in read if (unit := unit_in_name(name, self.keys[name]))}
-        stated = {**named, **{name: unit for name, unit in stated_units(entries).items() if name in used}}
+        stated = {**named, **{name: unit for name, unit in stated_units(entries, self.keys).items() if name in used}}
         if not stated:
             return self._factors
         try:

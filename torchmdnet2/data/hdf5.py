@@ -235,7 +235,7 @@ class HDF5Dataset(Dataset, Reader):
             num_frames, num_atoms = shape[:2]
             for quantity, dataset in opened.items():
                 _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
-            units = stated_units(attributes)
+            units = stated_units(attributes, self.keys)
             factors = {q: self._factor(q, d, units, f"{where}, dataset '{datasets[q]}'")
                        for q, d in opened.items() if q in _UNIT_OF or q in LABELS}  # fmt: skip
             stated = self._stated(
@@ -497,7 +497,7 @@ def _attributes(group: Any) -> dict[str, Any]:
     """Return the attributes that are numbers or texts, which may state a charge, spin or unit."""
     found = {}
     for name in group.attrs:
-        if kind_of(name) or "smiles" in name.lower():
+        if kind_of(name) or "unit" in name.lower() or "smiles" in name.lower():
             value = group.attrs[name]
             value = value.item() if np.size(value) == 1 and hasattr(value, "item") else value
             found[name] = value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -58,7 +58,7 @@ class ArrayReader(Reader):
         Raises:
             BadData: a unit is unknown, a stated unit differs from a given one, or a unit is neither stated nor given.
         """
-        of_all = stated_units(texts or {})
+        of_all = stated_units(texts or {}, self.keys)
         # forces and stress follow from energy and length, unless they are stated or given
         base = {name: unit.unit for name, unit in of_all.items() if name in ("energy", "length")}
         self._factors = label_factors({**base, **{n: u for n, u in units.items() if u is not None}}, self.path)

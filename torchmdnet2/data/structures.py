@@ -393,11 +393,14 @@ def database_rows(path: str, kind: str) -> Iterator[Found]:
     import ase.db
 
     database, last = ase.db.connect(path, type=kind), 0
+    about = database.metadata  # SchNetPack's
+    units = {f"{name}_unit": unit for name, unit in (about.get("_property_unit_dict") or {}).items() if unit}
+    units |= {"pos_unit": about["_distance_unit"]} if about.get("_distance_unit") else {}
     while rows := list(database.select(f"id>{last}", sort="id", limit=_ROWS)):  # without a limit, ASE fetches all rows
         for row in rows:
             atoms = row.toatoms()
             # read the row's pairs, not its attributes: properties such as charge hide pairs of the same name
-            atoms.info = {**atoms.info, **row.data, **{key: vars(row)[key] for key in row.key_value_pairs}}
+            atoms.info = {**units, **atoms.info, **row.data, **{key: vars(row)[key] for key in row.key_value_pairs}}
             yield Found(atoms)
         last = rows[-1].id
 
