@@ -192,6 +192,18 @@ def test_what_cannot_be_used_is_named():
         ('title="H3O+ and water"', "if 'O\\+' states a total charge"),
         ("charge_state=-2", "'charge_state' is not read"),
         ("charges=-2", "'charges' is not read"),
+        ("chg=-2", "'chg' is not read"),
+        ("Qtotal=-2", "'Qtotal' is not read"),
+        ("ncharge=-2", "'ncharge' is not read"),
+        ("sys_chg=2.0", "'sys_chg' is not read"),
+        ('charge_mult="-2 1"', "'charge_mult' is not read: .* write charge=-2 spin=1"),
+        ('cm="-2,1"', "'cm' is not read: .* write charge=-2 spin=1"),
+        ("charge,mult = -2,1", "'charge,mult' is not read: .* write charge=-2 spin=1"),
+        ("-2,1", "begins with '-2 1', which is not read: .* write charge=-2 spin=1"),
+        ("nelectrons=12", "'nelectrons' is not read: if 12 is the number of all electrons, write charge=-2"),
+        ('name="SO4 2-"', "if '2-' states a total charge, write it, as in charge=-2"),
+        ("NH4+ Mg", "as in charge=1"),
+        ("Mg2+", "as in charge=2"),
         ("ion=OH-", "'ion' is not read"),
         ('smiles="[O-]C(=O)C(=O)[O-]"', "the formal charges of 'smiles' sum to -2, and no total charge is stated"),
     ],
@@ -212,7 +224,9 @@ def test_what_a_comment_line_says_in_free_text_is_named(tmp_path, comment, words
     "comment",
     ["0 1", "12 300", "frame 5", "E = -76.4 hartree", "energy=-76.4 a.u.", "forces in hartree/bohr", "uhf=T", "1 2 3",
      "frame -1", "6-31+G* and def2-SVP", "6-311++G(d,p)", "RHF+MP2", "step=3 name=mol-2", "charge_state=0", "a-b 2-mer",
-     "smiles=C[N+](=O)[O-]", "2024-05-01", "anionically", "charge=-1 oxalate(-)"],
+     "smiles=C[N+](=O)[O-]", "2024-05-01", "anionically",
+     "charge_method=DDEC6", "max_charge=0.43", "charge_transfer=2", "core_charge=6", "n_electrons=8", "cm=4", "0,1",
+     "charge_mult=\"0 1\"", "nuclear_charge=8", "charge_density=3", "charge=-1 oxalate(-)"],
 )  # fmt: skip
 def test_usual_comment_lines_are_no_reason_to_warn(tmp_path, comment):
     (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0 0 0\n")
@@ -654,6 +668,9 @@ def test_free_text_that_states_a_charge_is_named(tmp_path, comment, words, way):
         ("mulliken", [-0.4, -0.4, -0.2], "charge=-1", None),
         ("hirshfeld", [-0.4, 0.1, 0.13], "", None),
         ("nuclear_charges", [8, 1, 1], "", None),
+        ("formalCharge", [-2, 0, 0], "", "sum to -2"),
+        ("fcharge", [-1, 0, 0], "", "sum to -1"),
+        ("corecharges", [6, 1, 1], "", None),
     ],
 )
 def test_charges_of_atoms_that_do_not_sum_to_zero_are_named(tmp_path, name, values, info, said):

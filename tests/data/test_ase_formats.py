@@ -73,6 +73,10 @@ def test_key_value_pairs_of_a_database(tmp_path):
     assert data[0].labels["energy"].item() == -31.5
     assert torch.equal(data[0].labels["forces"], -torch.ones(2, 3, dtype=torch.float64))  # of a gradient
     assert data[0].system.charge.item() == 1
+    with ase.db.connect(tmp_path / "b.db") as db:
+        db.write(Atoms("H2", positions=[[0, 0, 0], [0, 0, 1]]), data={"info": {"total_charge": 1, "dft": -31.5}})
+    sample = AseDataset(tmp_path / "b.db", {"energy": "dft"})[0]
+    assert (sample.labels["energy"].item(), sample.system.charge.item()) == (-31.5, 1)
 
 
 def test_units_are_converted(tmp_path):

@@ -286,6 +286,21 @@ def test_charges_of_atoms_in_pdb_files(tmp_path, charges, expected):
     assert states(pdb(tmp_path / "a.pdb", charges=charges)) == [(expected, None)]
 
 
+@pytest.mark.parametrize(
+    ("remark", "expected"),
+    [("total charge -2", -2), ("  2 NET CHARGE: -2", -2), ("charge = 1", 1), ("the charge 3 was fitted", None),
+     ("3   CHARGE COUNT -2", None)],
+)  # fmt: skip
+def test_a_remark_of_a_pdb_file_states_the_charge(tmp_path, remark, expected):
+    path = pdb(tmp_path / "a.pdb")
+    path.write_text(f"REMARK {remark}\n{path.read_text()}")
+    assert states(path) == [(expected, None)]
+    text = pdb(path, charges=[(3, "1-")]).read_text()
+    path.write_text(f"REMARK total charge -2\n{text}")
+    with pytest.raises(BadData, match=r"is -1 by the charges of its atoms .* and -2 by 'REMARK total charge -2'"):
+        states(path)
+
+
 def test_models_of_a_pdb_file_have_their_own_charges(tmp_path):
     text = pdb(tmp_path / "a.pdb", charges=[(3, "1-"), (5, "1-")]).read_text()
     other = pdb(tmp_path / "b.pdb").read_text()

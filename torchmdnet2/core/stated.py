@@ -53,11 +53,16 @@ _UNPAIRED = frozenset(
     .split()
 )  # fmt: skip
 _MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
-_PARTIAL = re.compile(r"(^|_)(?<!nuclear_)(q|charges?|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa)(_|$)")
-_LOOKS_LIKE = re.compile(
-    r"(^|_)charge(_(e|state|total|net|sum|number|mol|molecule|system|formal))?$|^(charges|q|ion|fparam)$|multiplicity|"
-    r"(^|_)mult$|unpaired|(^|_)spin(_|$)"
+_PARTIAL = re.compile(
+    r"(^|_)(?<!nuclear_)(q|charges?|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa|bader)(_|$)|"
+    r"(?<![a-z])(?!nuclear|core|dis|super)[a-z]{1,9}(charges?|chgs?)(_|$)"
 )
+_LOOKS_LIKE = re.compile(
+    r"^(?!.*(nuclear|core|density|densities|transfer|note|model|method|scheme|cut|tol|iter|weight|error|mae|rms|point|"
+    r"valence|discharge|supercharge))[\w,]*(charge|chr?g)(?![a-z])[\w,]*$|^(.*_)?q_?(tot|total|sum|net|mol|sys)$|"
+    r"^(charges|q|ion|fparam|cm)$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)"
+)
+_ELECTRONS = re.compile(r"(n|num|number|total)(_of)?_?(electrons?|elec)")
 _UNIT_BEHIND = re.compile(r"[\s_]*[\[(][^\])]*[\])]$")  # "Total Charge (e)"
 _UNIT = re.compile(r"(?:(?P<first>[a-z]+)_?units?|units?_(?:of_)?(?!cell$)(?P<last>[a-z]+))")
 _QUANTITIES = {
@@ -193,6 +198,7 @@ def statements(
     periodic: bool = False,
     name: str = "info['{}']",
     known: Collection[str] = (),
+    protons: int | None = None,
 ) -> dict[str, list[Statement]]:
     """What a structure states of its total charge and multiplicity.
 
@@ -203,6 +209,7 @@ def statements(
         periodic: of a crystal, magnetic moments are a guess for a self-consistent field, not a spin state.
         name: what an entry of `info` is called in messages.
         known: "charge" or "spin" where something else gives it: then nothing is missing that would need a warning.
+        protons: sum of the atomic numbers; a number of electrons that differs from it is then named in a warning.
 
     Returns:
         Under "charge" and "spin" all statements; none where nothing is stated.
@@ -232,8 +239,14 @@ def statements(
                 found["spin"].append(Statement(number + 1, name.format(plain)))
             elif kind == "charge" or number:  # a multiplicity of 0: not given
                 found[kind].append(Statement(number, name.format(plain)))
-        elif kind == "like" and key not in arrays and _size(value) == 1:
+        elif kind == "like" and key not in arrays and (_size(value) == 1 or _pair_of(value)):
             warn_of_name(key, value, name)
+        elif protons and isinstance(key, str) and _ELECTRONS.fullmatch(_plain(key)) and "charge" not in known:
+            if can_count(value) and _size(value) == 1 and 0 < abs(protons - int(value)) <= _MOST:
+                _warn(
+                    f"{name.format(key)} is not read: if {int(value)} is the number of all electrons, write "
+                    f"charge={protons - int(value)}"
+                )
     _comment(info, {quantity for quantity in found if found[quantity] or quantity in known})
     for key in SUMMED:
         if key in arrays and (total := _sum(arrays[key])) is not None:
@@ -255,13 +268,31 @@ def statements(
 
 
 def warn_of_name(key: str, values: Any, name: str = "'{}'") -> None:
-    """Warn of an entry of the kind "like", unless it is 0, which changes nothing, or a truth value."""
+    """Warn of an entry of the kind "like", unless it is 0, which changes nothing, a truth value, or not whole."""
     if values is None or is_flag(values) or not (isinstance(values, str) or np.any(values)):
+        return
+    pair = _pair_of(values)
+    if pair:
+        meant = f"charge={pair[0]} spin={pair[1]}"
+        _warn(f"{name.format(key)} is not read: if it is charge and multiplicity, write {meant}")
+    fraction = 0.0 if isinstance(values, str) else np.abs(values - np.round(values))
+    if pair or _plain(key) == "cm" or np.all(fraction > ROUNDING):
         return
     _warn(
         f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or spin, or "
         f"give a key of data, as in keys: {{charge: {key}}}"
     )
+
+
+def _pair_of(value: Any) -> tuple[int, int] | None:
+    return _pair(value if isinstance(value, str) else " ".join(map(str, np.ravel(value)[:3].tolist())))
+
+
+def _pair(text: str) -> tuple[int, int] | None:
+    """Charge and multiplicity in a text of two whole numbers, unless they are 0 and 1, which changes nothing."""
+    match = re.fullmatch(r"\s*([+-]?\d+)\s*[\s,]\s*(\+?\d+),?\s*", text)
+    first, second = (int(match[1]), int(match[2])) if match else (0, 1)
+    return (first, second) if abs(first) <= _MOST and 1 <= second <= _MOST and (first, second) != (0, 1) else None
 
 
 def warn_of_sums(arrays: Mapping[str, Any], where: str = "") -> bool:
@@ -357,7 +388,7 @@ def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = 
     if not info and not kept:
         return confirmed((), "charge", charge), confirmed((), "spin", spin)
     require_angstrom(info)
-    found = statements(info, kept, bool(atoms.pbc.any()))
+    found = statements(info, kept, bool(atoms.pbc.any()), protons=int(atoms.numbers.sum()))
     return confirmed(found["charge"], "charge", charge), confirmed(found["spin"], "spin", spin)
 
 
@@ -403,7 +434,7 @@ def _size(value: Any) -> int:
     return 1 if isinstance(value, str) else int(np.size(value))
 
 
-_NUMBER = re.compile(r"[+-]?\d+,?")
+_NUMBERS = re.compile(r"[+-]?\d+(,\d+)?,?")
 _MOST = 20  # charge or multiplicity that two numbers in a comment line may be
 _OTHER_LENGTH = re.compile(
     r"(?<![\w/^*·])(?:bohrs?|nanomet(?:er|re)s?|"
@@ -431,6 +462,13 @@ def _ion(text: str) -> str:
     return found[0].strip() if found else ""
 
 
+def _charge_of(ion: str) -> int:
+    """The charge that a text of `_ion` means, as far as it says: of "NH4+" the sign alone."""
+    digits = "" if re.match(r"[A-Z\])]\d", ion) else next(iter(re.findall(r"[1-9²³]", ion)), "")
+    size = {"²": 2, "³": 3, "d": 2, "t": 3}.get(digits or ion[0].lower(), 0) or int(digits or 1)
+    return -size if re.search(r"[-⁻]|anion", ion, re.I) else size
+
+
 def formal_charge(smiles: str) -> int:
     """The sum of the formal charges in a SMILES, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
     total = 0
@@ -453,14 +491,12 @@ def _smiles(info: Mapping[str, Any]) -> None:
 def _comment(info: Mapping[str, Any], known: Collection[str]) -> None:
     """Warn of what a comment line says in free text of charge and multiplicity, and of a unit of length."""
     flags = [str(key) for key, value in info.items() if value is True]
-    numbers = [flag for flag in flags if _NUMBER.fullmatch(flag)]
-    if len(numbers) == 2:
-        first, second = (int(word.rstrip(",")) for word in numbers)
-        if abs(first) <= _MOST and 1 <= second <= _MOST and (first, second) != (0, 1):
-            _warn(
-                f"the comment line begins with '{first} {second}', which is not read: if it is charge and "
-                f"multiplicity, write charge={first} spin={second}"
-            )
+    numbers = [word for flag in flags if _NUMBERS.fullmatch(flag) for word in flag.replace(",", " ").split()]
+    if len(numbers) == 2 and (pair := _pair(" ".join(numbers))):
+        _warn(
+            f"the comment line begins with '{pair[0]} {pair[1]}', which is not read: if it is charge and "
+            f"multiplicity, write charge={pair[0]} spin={pair[1]}"
+        )
     texts = [
         f"{key}={value}" for key, value in info.items()
         if isinstance(value, str) and not kind_of(str(key)) and "smiles" not in str(key).lower()
@@ -477,7 +513,9 @@ def _comment(info: Mapping[str, Any], known: Collection[str]) -> None:
                 )
                 break
         if "charge" not in known and (ion := _ion(text)):
-            _warn(f"'{text[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge=-1")
+            _warn(
+                f"'{text[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge={_charge_of(ion)}"
+            )
         if other := _OTHER_LENGTH.search(text):
             _warn(
                 f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "

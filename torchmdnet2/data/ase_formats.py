@@ -175,7 +175,7 @@ class FrameReader(Reader):
         # True, a bare word in the comment line, is refused under the name that the file uses
         try:
             given = {"charge", "spin"} - {*self._anywhere}
-            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given)
+            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given, int(frame.numbers.sum()))
             for name, more in (("charge", frame.charge), ("spin", frame.spin)):
                 found[name] += more
             values = {name: agreed(found[name], name) for name in self._anywhere}

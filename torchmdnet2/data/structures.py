@@ -100,6 +100,11 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 
+_PDB_REMARK = re.compile(
+    r"^REMARK[ \t\d]*(?:(?:total|net|overall|formal|molecular|system)[ \t_]+)*"
+    r"charge[ \t]*[:=]?[ \t]*([+-]?\d+)[ \t\r]*$",
+    re.I | re.M,
+)
 _PDB_CHARGE = re.compile(r"(\d)([+-])|([+-])(\d)|([+-])")
 
 
@@ -399,8 +404,15 @@ def database_rows(path: str, kind: str) -> Iterator[Found]:
     while rows := list(database.select(f"id>{last}", sort="id", limit=_ROWS)):  # without a limit, ASE fetches all rows
         for row in rows:
             atoms = row.toatoms()
+            inner = info if isinstance(info := row.data.get("info"), Mapping) else {}  # Atoms.info
             # read the row's pairs, not its attributes: properties such as charge hide pairs of the same name
-            atoms.info = {**units, **atoms.info, **row.data, **{key: vars(row)[key] for key in row.key_value_pairs}}
+            atoms.info = {
+                **units,
+                **atoms.info,
+                **inner,
+                **row.data,
+                **{key: vars(row)[key] for key in row.key_value_pairs},
+            }
             yield Found(atoms)
         last = rows[-1].id
 
@@ -521,7 +533,7 @@ def _completed(found: Found, where: str) -> Atoms:
     _warn_of_disorder(info.get("occupancy"), where)
     arrays = of_atoms({**info, **(atoms.calc.results if atoms.calc is not None else {}), **atoms.arrays}, len(atoms))
     try:
-        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'")
+        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'", protons=int(atoms.numbers.sum()))
     except BadData as error:
         raise BadData(f"{where}: {error}") from None
     for quantity, more in (("charge", found.charge), ("spin", found.spin)):
@@ -634,6 +646,7 @@ def _pdb(text: str, where: str) -> list[Found]:
             StructureWarning,
             stacklevel=4,
         )
+    remarks = [Statement(int(match[1]), f"'{match[0].strip()}'") for match in _PDB_REMARK.finditer(text)]
     found = []
     for k, atoms in enumerate(_by_ase(io.StringIO("\n".join(lines) + "\n"), "proteindatabank")):
         own = charges[k] if k < len(charges) else {}
@@ -641,7 +654,7 @@ def _pdb(text: str, where: str) -> list[Found]:
         if not atoms.cell.array.any():  # CRYST1 with zeros means that there is no cell
             atoms.set_pbc(False)
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
-        found.append(Found(atoms, stated, []))
+        found.append(Found(atoms, [*stated, *remarks], []))
     if found and _lacks_hydrogens(found[0].atoms):
         warnings.warn(
             f"{where}the structure has carbons that need hydrogens, and no hydrogens: add them, as by obabel IN.pdb -O "
