@@ -132,6 +132,42 @@ def sdf(symbols, bonds, properties=""):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (sdf("CCOOOO", [(1, 2, 1), (1, 3, 2), (1, 4, 1), (2, 5, 2), (2, 6, 1)]), "molecule has the charge -2"),
+        (sdf("NHHHH", [(1, k, 1) for k in (2, 3, 4, 5)]), "molecule has the charge 1"),
+        (sdf("NCHHH", [(1, 2, 3), (2, 3, 1)]), None),
+        (sdf("NOO", [(1, 2, 2), (1, 3, 1)], "M  RAD  1   1   2\n"), None),
+        (sdf("OHH", [(1, 2, 1), (1, 3, 1)]), None),
+        (sdf("OH", [(1, 2, 1)]), "has the charge -1: add lines M  CHG, or M  RAD"),
+        (sdf("OH", [(1, 2, 1)], "M  RAD  1   1   2\n"), None),
+        (sdf("OH", [(1, 2, 1)], "M  CHG  1   1   0\n"), None),
+        (sdf("CNOOHHH", [(1, 2, 1), (2, 3, 1), (2, 4, 2), *((1, k, 1) for k in (5, 6, 7))],
+             "M  CHG  2   2   1   3  -1\n"), None),
+        (sdf("CNOOHHH", [(1, 2, 1), (2, 3, 1), (2, 4, 2), *((1, k, 1) for k in (5, 6, 7))]), None),  # without charges
+        (sdf("CNOOHHH", [(1, 2, 1), (2, 3, 2), (2, 4, 2), *((1, k, 1) for k in (5, 6, 7))]), None),
+        (sdf("CNHHHNH", [(1, 2, 4), (2, 3, 1), (1, 6, 4), *((1, k, 1) for k in (4, 5))]), None),  # aromatic
+        (sdf("OH", [(1, 2, 1)]).replace("M  END\n", "M  END\n> <charge>\n-1\n\n"), None),
+        (sdf("OHH", [(1, 2, 1), (1, 3, 1)]).replace(
+            "M  END\n", "M  END\n> <PUBCHEM_MMFF94_PARTIAL_CHARGES>\n3\n1 -0.86\n2 0.43\n3 0.43\n\n"), None),
+        (sdf("OHH", [(1, 2, 1), (1, 3, 1)]).replace("M  END\n", "M  END\n> <PartialCharges>\n1.0 0.5 0.5\n\n"),
+         "'PartialCharges' of the atoms sum to 2, and no total charge is stated"),
+        (sdf("OH", [(1, 2, 1)], "M  CHG  1   1  -1\n").replace("M  END\n", "M  END\n> <resp>\n-0.7 -0.3\n\n"), None),
+        (sdf("OH", [(1, 2, 1)], "M  CHG  1   1   1\n").replace("M  END\n", "M  END\n> <resp>\n-0.7 -0.3\n\n"),
+         "sum to -1, and the total charge is stated as 1"),
+    ],
+)  # fmt: skip
+def test_a_charge_that_bonds_or_partial_charges_show_is_named(tmp_path, text, words):
+    (tmp_path / "a.sdf").write_text(text)
+    for read_it in (read_structures, lambda path: open_dataset(path, {}, format="ase/sdf")):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read_it(tmp_path / "a.sdf")
+        found = [str(one.message) for one in caught if issubclass(one.category, StructureWarning)]
+        assert len(found) == bool(words) and (not words or (words in found[0] and "a.sdf: " in found[0]))
+
+
 def ring(kind, n=6):
     return [(k + 1, (k + 1) % n + 1, kind) for k in range(n)]
 

@@ -58,7 +58,7 @@ _PARTIAL = re.compile(
     r"(?<![a-z])(?!nuclear|core|dis|super)[a-z]{1,9}(charges?|chgs?)(_|$)"
 )
 _LOOKS_LIKE = re.compile(
-    r"^(?!.*(nuclear|core|density|densities|transfer|note|model|method|scheme|cut|tol|iter|weight|error|mae|rms|point|"
+    r"^(?!.*(nuclear|core|partial|density|densities|transfer|note|model|method|scheme|cut|tol|iter|weight|error|mae|rms|point|"
     r"valence|discharge|supercharge))[\w,]*(charge|chr?g)(?![a-z])[\w,]*$|^(.*_)?q_?(tot|total|sum|net|mol|sys)$|"
     r"^(charges|q|ion|fparam|cm)$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)"
 )
@@ -295,22 +295,24 @@ def _pair(text: str) -> tuple[int, int] | None:
     return (first, second) if abs(first) <= _MOST and 1 <= second <= _MOST and (first, second) != (0, 1) else None
 
 
-def warn_of_sums(arrays: Mapping[str, Any], where: str = "") -> bool:
-    """Warn of charges of atoms that sum to another whole number than 0, where no total charge is stated.
+def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: int | None = None) -> bool:
+    """Warn of charges of atoms that sum to another whole number than the total charge.
 
     Args:
         arrays: name -> values of the atoms of a structure.
         where: the structure, for the message, as "a.h5, group 'b': ".
+        stated: the total charge; None: none is stated, and it is 0.
 
     Returns:
         Whether there are any.
     """
     for key, values in arrays.items():
-        if may_be_charges(key) and (total := _sum(values)) and total.is_integer():
-            _warn(
-                f"{where}'{key}' of the atoms sum to {total:g}, and no total charge is stated: it is taken as 0. If it "
-                f"is {total:g}, state charge={total:g}"
-            )
+        total = _sum(values) if may_be_charges(key) else None
+        if total is not None and total.is_integer() and total != (stated or 0):
+            said = f"the total charge is stated as {stated}: correct the one that is wrong"
+            if stated is None:
+                said = f"no total charge is stated: it is taken as 0. If it is {total:g}, state charge={total:g}"
+            _warn(f"{where}'{key}' of the atoms sum to {total:g}, and {said}")
             return True
     return False
 

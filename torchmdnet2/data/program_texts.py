@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -236,6 +238,12 @@ MASSES = {"D": 2.01410178, "T": 3.01604928}
 _OLD_CHARGES = {1: 3, 2: 2, 3: 1, 5: -1, 6: -2, 7: -3}  # codes in the lines of atoms; 4 is a radical
 _ORDERS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 1.5}  # by the type of a bond; others are unknown
 _NONMETALS = ("H", "D", "T", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "As", "Se", "Br", "I")
+_SHOWN: dict[tuple[str, float], int] = {
+    ("N", 4): 1, ("N", 2): -1, ("O", 3): 1, ("O", 1): -1, ("S", 3): 1, ("S", 1): -1, ("P", 4): 1, ("P", 6): -1,
+    ("B", 4): -1,
+}  # fmt: skip
+"""(element, sum of the orders of its bonds) -> formal charge, where no charge is written."""
+
 _COUNTS = re.compile(r"[\d ]{6}.*V[23]000\s*$")
 _PROPERTY = re.compile(r"\s*M\s+(CHG|RAD|ISO)\s*(\d+)\s+(.*)", re.I)  # also as written by hand
 _UNPAIRED = {1: 0, 2: 1, 3: 2}  # singlet, doublet, triplet
@@ -295,6 +303,33 @@ class Molecule:
                 f"{hydrogens}. Add them with coordinates, as by obabel IN.sdf -O OUT.sdf -h, or RDKit's "
                 "Chem.AddHs(molecule, addCoords=True); a radical is stated by a line M  RAD"
             )
+
+    def charge_of_bonds(self) -> int:
+        """Return the charge that the bonds show where the file states none, as −1 for an O with one single bond.
+
+        Atoms with bonds of unknown or aromatic type or to metals are left out.
+        """
+        orders: dict[int, list[float]] = {}
+        for one, two, kind in self.bonds:
+            for atom, other in ((one, two), (two, one)):
+                known = kind in (1, 2, 3) and self.symbols[other] in _NONMETALS
+                orders.setdefault(atom, []).append(kind if known else math.nan)
+        return sum(
+            _SHOWN.get((self.symbols[k], math.fsum(own)), 0) - int(self.symbols[k] == "C" and own == [3.0])
+            for k, own in orders.items()
+        )
+
+    def partial_charges(self) -> dict[str, list[float]]:
+        """Return data items that have a number for each atom: alone, or behind its index."""
+        found, size = {}, len(self.symbols)
+        for name, text in self.items.items():
+            with suppress(ValueError):
+                numbers = [float(word) for word in text.split()]
+                if len(numbers) == 2 * size + 1 and numbers[0] == size:
+                    numbers = numbers[2::2]
+                if len(numbers) == size:
+                    found[name] = numbers
+        return found
 
     def to_ase(self) -> Atoms:
         """Return the atoms, with data items in `info`.

@@ -7,7 +7,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import combinations, islice
 from os import PathLike
 from pathlib import Path
@@ -16,11 +16,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..core.files import require_plain
-from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
+from ..core.stated import (
+    Statement,
+    agreed,
+    kind_of,
+    no_cell,
+    of_atoms,
+    stated_units,
+    statements,
+    warn_of_sums,
+    whole_number,
+)
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, structure_of
 from .program_texts import (
     MASSES,
+    Molecule,
     jobs_of,
     length_factor,
     level_of,
@@ -601,8 +612,27 @@ def _molfile(text: str, where: str = "", drawn: bool = False) -> list[Found]:
                 stacklevel=4,
             )
         stated = molecule.statements()
+        if not drawn:
+            _warn_of_unstated(molecule, stated["charge"], where + name)
         found.append(Found(molecule.to_ase(), stated["charge"], stated["spin"]))
     return found
+
+
+def _warn_of_unstated(molecule: Molecule, stated: Sequence[Statement], where: str) -> None:
+    """Warn of a charge that bonds or partial charges show, and that the file does not state."""
+    total = next((one.value for one in stated), None)
+    for name, text in molecule.items.items():
+        if total is None and kind_of(name) == "charge":
+            with suppress(BadData):
+                total = whole_number(text, name)
+    if not warn_of_sums(molecule.partial_charges(), where, total) and total is None and not molecule.unpaired:
+        if shown := molecule.charge_of_bonds():
+            warnings.warn(
+                f"{where}no charge is stated, and it is taken as 0, but by its bonds the molecule has the charge "
+                f"{shown}: add lines M  CHG, or M  RAD of a radical, or hydrogens that are missing",
+                StructureWarning,
+                stacklevel=5,
+            )
 
 
 def _pdb(text: str, where: str) -> list[Found]:
