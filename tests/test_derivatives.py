@@ -242,7 +242,10 @@ def test_backward_through_energy_and_forces():
     result.energy.sum().backward()
     assert float((pos.grad + result.forces.detach()).abs().max()) < 1e-12
     with torch.no_grad():
-        assert not made(system.replace(pos=pos)).energy.requires_grad
+        for each in (made, Evaluator(made), load("organic-small"), Evaluator(load("organic-small"))):
+            found = each(system.replace(pos=pos))
+            parts = (found.energy, found.forces, found.charges, *(found.properties or {}).values())
+            assert not any(part.requires_grad for part in parts if part is not None)
     assert not made(system).energy.requires_grad and not made(system).forces.requires_grad
     assert not made(system.replace(pos=pos), create_graph=False).energy.requires_grad
 

@@ -17,7 +17,7 @@ from ase.io import read, write
 from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
-from torchmdnet2.cli import main
+from torchmdnet2.cli import _parser, main
 from torchmdnet2.core.stated import Statement, charge_and_spin, confirmed
 from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.md import MDOptions, run_md
@@ -151,6 +151,15 @@ def test_a_charge_that_is_given(potential, model_file, tmp_path, capsys, way):
         message = str(caught.value) + capsys.readouterr().err
         for words in (f"total charge is {stated} by ", f" and {given} by what is given", "leave it out"):
             assert words in message, message
+
+
+def test_the_charge_of_commands_is_a_whole_number(capsys):
+    for command in (["scan", "m.tmn", "a.xyz"], ["md", "m.tmn", "a.xyz", "--output", "r"]):
+        options = _parser().parse_args([*command, "--charge", "-2.0"])
+        assert options.charge == -2 and isinstance(options.charge, int)
+        with pytest.raises(SystemExit):
+            _parser().parse_args([*command, "--charge", "0.5"])
+        assert "charge must be a whole number, got 0.5" in capsys.readouterr().err
 
 
 def test_a_spin_that_is_given():

@@ -117,6 +117,7 @@ class Evaluator:
         """
         stress = self.stress if stress is None else stress
         differentiated = is_differentiated(require_system(system))
+        system = system if differentiated else system.detach()  # also under torch.no_grad()
         cells = None if differentiated else self._cells_of(system)
         if cells is not None:
             if not is_mixed(system):

@@ -537,6 +537,7 @@ def test_positions_in_the_unit_that_the_header_states(tmp_path):
         ("a.xyz", "1\n\nO 0,1 0,0 0,25\n", r"a.xyz: .*the number 0,1 has a decimal comma: write 0\.1"),
         ("a.sdf", v2000("").replace("0.0000", "0,0000", 1), "a.sdf: .*the number .*0,0000 has a decimal comma"),
         ("POSCAR", "x\n1.0\n8,0 0 0\n0 8 0\n0 0 8\nO\n1\nDirect\n0 0 0\n", "POSCAR: .*8,0 has a decimal comma"),
+        ("a.dat", "molecule {\n-2 1\nO 0 0 0\n}\n", "a.dat: .*: a part that its format needs is missing"),
         ("a.sdf", v3000(" CHG=-1 RAD=5"), "unknown code 5 of a radical; 1, 2 and 3 are"),
         ("a.sdf", v2000("M  RAD  1   3   5\n"), "unknown code 5 of a radical; 1, 2 and 3 are"),
     ],

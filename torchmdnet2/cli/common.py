@@ -60,9 +60,18 @@ Command = Callable[..., argparse.ArgumentParser]
 
 def add_charges(parser: argparse.ArgumentParser) -> None:
     """Declare --charge and --spin of the structures, and --allow-untrained-charge."""
-    parser.add_argument("--charge", type=int, help="total charge in e, where a structure states none (default: 0)")
+    parser.add_argument("--charge", type=_charge, help="total charge in e, where a structure states none (default: 0)")
     parser.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure states none")
     add_allow_untrained_charge(parser)
+
+
+def _charge(text: str) -> int:
+    from ..core.stated import whole_number
+
+    try:
+        return whole_number(text, "charge")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(";")[0]) from None
 
 
 def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) -> None:

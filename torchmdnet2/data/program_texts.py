@@ -551,5 +551,7 @@ def reason(error: Exception) -> str:
     symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
     if symbol.isalpha() and len(symbol) <= 3:
         return f"'{symbol}' is not an element"
+    if "NoneType" in str(error):
+        return "a part that its format needs is missing"
     own = isinstance(error, ValueError | EOFError) and str(error)
     return str(error) if own else f"{type(error).__name__}: {error}"
