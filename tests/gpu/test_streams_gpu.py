@@ -118,8 +118,7 @@ def test_optimizer_takes_the_steps_of_a_cpu():
     for device in ("cpu", "cuda"):
         b, w, c = (value.to(device) for value in (batch, wells, curvature))
         pos, optimizer = w + 0.5, BatchedLBFGS(torch.device(device))
-        new = torch.full((14,), -1, device=device)
-        optimizer.take(b, new, new[:2], pos, radii.to(device))
+        optimizer.take(b, torch.full((2,), -1, device=device), pos, radii.to(device))
         for _ in range(20):
             energy = torch.zeros(2, device=device).double().index_add(0, b, (c * (pos - w) ** 2 / 2).sum(1))
             pos = optimizer.advance(pos, -c * (pos - w), energy)

@@ -82,14 +82,14 @@ def test_optimizer_finds_the_minimum_of_wells_and_never_goes_up():
     wells = torch.randn(16, 3).double() * 2
     pos, optimizer = wells + torch.randn(16, 3).double(), BatchedLBFGS(torch.device("cpu"))
     radii = torch.tensor([0.0] * 4 + [0.7] * 11 + [0.0])  # with springs, without, and in part
-    optimizer.take(batch, torch.full((16,), -1), torch.tensor([-1, -1, -1]), pos, radii)
+    optimizer.take(batch, torch.tensor([-1, -1, -1]), pos, radii)
     last = torch.full((3,), torch.inf)
     for _ in range(1000):  # 70 to 850 are needed, by the rounding of the sums
         x = pos - wells
         energy = torch.zeros(3).double().index_add(0, batch, (curvature * x**2 / 2 + torch.sin(2 * x)).sum(1))
         pos = optimizer.advance(pos, -curvature * x - 2 * torch.cos(2 * x), energy)
         assert (optimizer.energy <= last + 1e-5).all()
-        last = optimizer.energy
+        last = optimizer.energy.clone()
     assert float(optimizer.forces.abs().max()) < 1e-4
 
 

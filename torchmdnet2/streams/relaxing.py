@@ -13,7 +13,7 @@ form, a few products of matrices instead of two loops over the history.
 Methods: J. Nocedal, Math. Comput. 35, 773 (1980); compact form: R. H. Byrd et al., Math. Program. 63, 129 (1994);
 springs: D. Packwood et al., J. Chem. Phys. 144, 164109 (2016).
 
-Shapes: N atoms, B structures, M steps of history, n atoms of the largest molecule.
+Shapes: N atoms, B structures, C chunks of L atoms, M steps of history, n atoms of the largest molecule.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from .records import FAULTS, Outcome, Record
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["BatchedLBFGS", "CellRelaxer", "RelaxOptions", "Relaxer", "largest_of"]
+__all__ = ["BatchedLBFGS", "CellRelaxer", "RelaxOptions", "Relaxer"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Relaxer(TaskWorker[RelaxOptions]):
         while waiting or slots.tasks:
             slots.refill(waiting)
             slots.step()
+        slots.collect()
 
 
 class CellRelaxer(TaskWorker[RelaxOptions]):
@@ -137,6 +138,7 @@ class _Slots:
         self.pos = torch.zeros(0, 3, dtype=torch.float64, device=self.device)
         self._sizes: list[int] = []
         self._memory: GraphMemory | None = None
+        self._ended: list[tuple[Task, Any, Any, float, int, bool]] = []
         self._now = room  # or a part of it, in which the batch is
 
     def refill(self, waiting: list[Task]) -> None:
@@ -181,12 +183,11 @@ class _Slots:
         joined = System.concatenate([task.system for task in tasks]).to(self.device)
         old = self.pos[index.clamp(min=0)] if len(self.pos) else joined.pos
         self.pos = torch.where(index[:, None] >= 0, old, joined.pos)
-        self._batch = joined.batch
         self._mobile = torch.as_tensor(np.concatenate([_mobile(task.start) for task in tasks]), device=self.device)
         self._now = self.room.smallest(used, len(tasks))
         self._filled = self._now.fill(joined)
         radii = torch.as_tensor(covalent_radii, device=self.device)[joined.z] * self._mobile
-        self.optimizer.take(joined.batch, index, known, self.pos, radii * ~joined.pbc.any(1)[joined.batch])
+        self.optimizer.take(joined.batch, known, self.pos, radii * ~joined.pbc.any(1)[joined.batch])
         # input and output of an optimizer step, at fixed addresses for all steps of this batch
         self._energy, self._forces = self.pos.new_zeros(len(tasks)), torch.zeros_like(self.pos)
         self._found = self.pos.new_zeros(len(tasks), 3)  # energy, largest force, 1 if both are finite
@@ -212,49 +213,45 @@ class _Slots:
             self._move = self._captured()
         self._move()
         self._moves += 1
+        self.collect()  # those that ended at the last step, while the device computes this one
         found = self._found.cpu().numpy()  # waits for the device
         finite, converged = found[:, 2] > 0, found[:, 1] <= self.options.fmax
         ends = ~self._gone & (~finite | converged | (self._steps >= self.options.steps))
         if ends.any():
-            state = self.optimizer
-            places, forces = torch.stack([state.pos, state.forces]).cpu().numpy()
+            places, forces = torch.stack([self.optimizer.pos, self.optimizer.forces]).cpu().numpy()
             lasts = np.cumsum(self._sizes)
             for k in np.flatnonzero(ends).tolist():
                 if not finite[k]:
                     self._fail(k, "its energy or a force is not finite")
                     continue
-                task, part, steps = self.tasks[k], slice(lasts[k] - self._sizes[k], lasts[k]), int(self._steps[k])
-                atoms = task.start.copy()
-                atoms.set_positions(places[part], apply_constraint=False)
-                energy, good = float(found[k, 0]), bool(converged[k])
-                task.found = _relaxed(task.start, atoms, forces[part].copy(), energy, steps, good)
+                part = slice(lasts[k] - self._sizes[k], lasts[k])
+                last = places[part], forces[part].copy(), float(found[k, 0]), int(self._steps[k]), bool(converged[k])
+                self._ended.append((self.tasks[k], *last))
         self._gone |= ends
         self._steps += 1
 
+    def collect(self) -> None:
+        """Build the results of structures that have ended."""
+        for task, pos, *last in self._ended:
+            atoms = task.start.copy()
+            atoms.set_positions(pos, apply_constraint=False)
+            task.found = _relaxed(task.start, atoms, *last)
+        self._ended.clear()
+
     def _advance(self) -> None:
         """Update `pos` and the numbers for the host by an optimizer step, without waiting for the device."""
-        energy, batch, state = self._energy, self._batch, self.optimizer
-        forces = self._forces * self._mobile[:, None]
-        finite = energy.isfinite() & largest_of(forces, batch, len(energy)).isfinite()
-        self.pos.copy_(state.advance(self.pos, forces, energy))
-        torch.stack([state.energy, largest_of(state.forces, batch, len(energy)), finite.double()], 1, out=self._found)
+        state = self.optimizer
+        self.pos.copy_(state.advance(self.pos, self._forces * self._mobile[:, None], self._energy))
+        torch.stack([state.energy, state.largest_force, state.finite.double()], 1, out=self._found)
 
     def _captured(self) -> Callable[[], None]:
-        """Return `_advance` as a CUDA graph, which overwrites the old state with the new one."""
+        """Return `_advance` as a CUDA graph."""
         if self._memory is None:
             self._memory = GraphMemory(self.device)
-        held = self.optimizer.state()
-
-        def launch() -> None:
-            self._advance()
-            self.optimizer.put(held)
-
         try:
-            graph = CudaGraph.record(launch, self.device, warm_up=lambda: None, memory=self._memory)
+            return CudaGraph.record(self._advance, self.device, warm_up=lambda: None, memory=self._memory).replay
         except NotCapturable:
-            self.optimizer.restore(held)
             return self._advance
-        return graph.replay
 
     def _fail(self, k: int, why: str) -> None:
         self._gone[k] = self._failed = True
@@ -322,6 +319,7 @@ def _squared_distances(atoms: Atoms) -> np.ndarray:
 
 
 _MEMORY = 30
+_CHUNK = 16  # L, see `_Chunks`
 _LARGEST, _SMALLEST = 0.2, 1e-4  # limits of the trust radius, Å
 _FIRST = 1 / 70  # Å²/eV, inverse curvature of atoms without springs
 _NOISE = 1e-6  # eV per atom; a smaller rise of the energy may be rounding of a network in float32
@@ -336,61 +334,63 @@ _ATOMS = 100  # largest structure with springs, since their matrices are dense
 class BatchedLBFGS:
     """L-BFGS for many structures at once; it starts without structures.
 
+    Each step changes the state in place, so that a CUDA graph can repeat it.
+
     Args:
         device: device of all tensors, which are float64.
 
     Attributes:
-        batch: [N] structure of each atom.
-        pos, forces, energy: [N, 3] Å, [N, 3] eV/Å, [B] eV, from the last step of each structure that was not undone.
+        energy: [B] eV, from the last step of each structure that was not undone.
+        finite: [B] False if the last energy or one of the last forces was not finite, whether undone or not.
     """
 
-    _CHANGED = "pos", "forces", "energy", "_radius", "_scale", "_step", "_history", "_upper", "_changes"
-
     def __init__(self, device: torch.device):
-        self.batch = torch.zeros(0, dtype=torch.long, device=device)
-        atoms = torch.zeros(0, 3, dtype=torch.float64, device=device)
-        structures = atoms.new_zeros(0)
-        self.pos, self.forces, self.energy = atoms, atoms, structures
-        self._radius, self._scale = structures, structures
+        self._chunks = _Chunks(torch.zeros(0, dtype=torch.long, device=device), 0)
         self._springs = _Springs(device)
-        self._step = atoms  # in the coordinates of the springs
-        self._history = atoms.new_zeros(0, 2 * _MEMORY, 3)  # moves, then changes of the gradient; the latest last
-        self._upper = atoms.new_zeros(0, _MEMORY, _MEMORY)  # move · change, for changes that are not older
+        atoms = torch.zeros(0, 3 * _CHUNK, dtype=torch.float64, device=device)
+        structures = atoms.new_zeros(0)
+        self.energy, self.finite = structures, structures.bool()
+        self._radius, self._scale = structures, structures
+        self._pos, self._forces = atoms, atoms
+        self._scaled, self._step = atoms, atoms  # forces and last step in the coordinates of the springs
+        self._history = atoms.new_zeros(0, 2 * _MEMORY, 3 * _CHUNK)  # moves, then changes of the gradient
+        self._oldest = torch.zeros(1, dtype=torch.long, device=device)  # place in both, which the next step takes
+        self._upper = atoms.new_zeros(0, _MEMORY, _MEMORY)  # move · change, for changes that are not older; latest last
         self._changes = atoms.new_zeros(0, _MEMORY, _MEMORY)  # change · change
 
-    def take(self, batch: Tensor, rows: Tensor, structures: Tensor, pos: Tensor, radii: Tensor) -> None:
+    @property
+    def pos(self) -> Tensor:
+        """[N, 3] Å, as `energy`."""
+        return self._chunks.atoms(self._pos)
+
+    @property
+    def forces(self) -> Tensor:
+        """[N, 3] eV/Å, as `energy`."""
+        return self._chunks.atoms(self._forces)
+
+    @property
+    def largest_force(self) -> Tensor:
+        """[B] eV/Å, as `energy`."""
+        return self._chunks.largest(self._forces)
+
+    def take(self, batch: Tensor, structures: Tensor, pos: Tensor, radii: Tensor) -> None:
         """Continue with some of the structures and with new ones.
 
         Args:
-            batch: [N] structure of each atom.
-            rows: [N] previous row of each atom; -1 for atoms of new structures.
+            batch: [N] structure of each atom, ascending.
             structures: [B] previous row of each structure; -1 for new ones.
             pos: [N, 3] Å, first positions of new structures.
             radii: [N] Å, covalent radii; 0 for atoms without springs, which are in cells or fixed.
         """
-        self.batch = batch
-        self.pos, self.forces = _kept(self.pos, rows), _kept(self.forces, rows)
-        self._step, self._history = _kept(self._step, rows), _kept(self._history, rows)
-        self.energy, self._radius = _kept(self.energy, structures, torch.inf), _kept(self._radius, structures, _LARGEST)
-        self._scale = _kept(self._scale, structures, 1.0)
-        self._upper, self._changes = _kept(self._upper, structures), _kept(self._changes, structures)
+        old, self._chunks = self._chunks, _Chunks(batch, len(structures))
+        rows = self._chunks.rows(old, structures)
+        for name in ("_pos", "_forces", "_scaled", "_step", "_history"):
+            setattr(self, name, _kept(getattr(self, name), rows))
+        for name, first in {"energy": torch.inf, "_radius": _LARGEST, "_scale": 1.0, "_upper": 0.0, "_changes": 0.0,
+                            "finite": True}.items():  # fmt: skip
+            setattr(self, name, _kept(getattr(self, name), structures, first))
         self._tolerance = _NOISE * torch.bincount(batch, minlength=len(structures))
-        self._springs.take(batch, structures, pos, radii)
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all tensors that a step changes."""
-        return {name: getattr(self, name) for name in self._CHANGED}
-
-    def put(self, tensors: dict[str, Tensor]) -> None:
-        """Copy the state into these tensors, which hold it from now on."""
-        for name, tensor in tensors.items():
-            tensor.copy_(getattr(self, name))
-        self.restore(tensors)
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Replace the state."""
-        for name, tensor in tensors.items():
-            setattr(self, name, tensor)
+        self._springs.take(self._chunks, structures, pos, radii)
 
     def advance(self, pos: Tensor, forces: Tensor, energy: Tensor) -> Tensor:
         """Return the next positions.
@@ -403,59 +403,116 @@ class BatchedLBFGS:
         Returns:
             [N, 3] Å.
         """
+        of, springs = self._chunks, self._springs
+        pos, forces = of.spread(pos), of.spread(forces)
         first = self.energy.isinf()
         worse = ~(energy <= self.energy + self._tolerance) & (self._radius > _SMALLEST) & ~first
-        move, change = self._step, self._springs.scaled(self.forces - forces)
-        along, squared = self._sum((move * change).sum(1)), self._sum((change * change).sum(1))
+        scaled = springs.scaled(forces)
+        move, change = self._step, self._scaled - scaled
+        along, squared = of.sum(torch.stack([(move * change).sum(1), (change * change).sum(1)], 1)).unbind(1)
         good = ~first & ~worse & (along > 1e-12)
-        self._scale = torch.where(good, along / squared.clamp(min=1e-300), torch.where(worse, 1.0, self._scale))
-        shorter = largest_of(pos - self.pos, self.batch, len(energy)) / 2
-        self._radius = torch.where(worse, shorter, (1.5 * self._radius).clamp(max=_LARGEST)).clamp(min=_SMALLEST)
-        back = worse[self.batch, None]
-        self.pos, self.forces = torch.where(back, self.pos, pos), torch.where(back, self.forces, forces)
-        self.energy = torch.where(worse, self.energy, energy)
-        self._remember(move, change, good, ~worse)
-        self._step = self._direction(change, good)
-        step = self._springs.back(self._step)
-        length = largest_of(step, self.batch, len(energy))
-        part = (self._radius / length.clamp(min=1e-300)).clamp(max=1.0)[self.batch, None]
-        self._step = self._step * part
-        return self.pos + step * part
+        self._scale.copy_(torch.where(good, along / squared.clamp(min=1e-300), torch.where(worse, 1.0, self._scale)))
+        shorter = of.largest(pos - self._pos) / 2
+        radius = torch.where(worse, shorter, (1.5 * self._radius).clamp(max=_LARGEST)).clamp(min=_SMALLEST)
+        self._radius.copy_(radius)
+        self.finite.copy_(energy.isfinite() & of.largest(forces).isfinite())
+        self.energy.copy_(torch.where(worse, self.energy, energy))
+        back = worse[of.owner, None]
+        for state, latest in ((self._pos, pos), (self._forces, forces), (self._scaled, scaled)):
+            state.copy_(torch.where(back, state, latest))
+        step = self._direction(move, change, good, ~worse)
+        displacement = springs.back(step)
+        part = (self._radius / of.largest(displacement).clamp(min=1e-300)).clamp(max=1.0)[of.owner, None]
+        torch.mul(step, part, out=self._step)
+        return of.atoms(self._pos + displacement * part)
 
-    def _remember(self, move: Tensor, change: Tensor, good: Tensor, keep: Tensor) -> None:
-        """Append the latest step to the history, or zeros if it is not `good`; clear the history if not `keep`."""
-        new = good[self.batch, None, None]
-        old = self._history * keep[self.batch, None, None]
-        self._history = torch.cat([old[:, 1:_MEMORY], torch.where(new, move[:, None], 0.0),
-                                   old[:, _MEMORY + 1 :], torch.where(new, change[:, None], 0.0)], 1)  # fmt: skip
-        for name in ("_upper", "_changes"):
-            value = torch.zeros_like(getattr(self, name))
-            value[:, :-1, :-1] = getattr(self, name)[:, 1:, 1:] * keep[:, None, None]
-            setattr(self, name, value)
+    def _direction(self, move: Tensor, change: Tensor, good: Tensor, keep: Tensor) -> Tensor:
+        """Return the inverse curvature times the forces, in the coordinates of the springs, [C, 3 L].
 
-    def _direction(self, change: Tensor, good: Tensor) -> Tensor:
-        """Return the inverse curvature times the forces, in the coordinates of the springs, [N, 3]."""
-        forces = self._springs.scaled(self.forces)
-        pair = torch.stack([torch.where(good[self.batch, None], change, 0.0), forces], 2)
-        products = self._sum(self._history @ pair)
-        latest, (moves, changes) = products[..., 0], products[..., 1].split(_MEMORY, 1)
-        self._upper[:, :, -1] = latest[:, :_MEMORY]
-        self._changes[:, :, -1] = self._changes[:, -1, :] = latest[:, _MEMORY:]
+        The latest step is appended to the history if it is `good`; the history is cleared if not `keep`.
+        """
+        of, owner = self._chunks, self._chunks.owner
+        new = good[owner, None]
+        for first, latest in ((0, move), (_MEMORY, change)):
+            self._history.index_copy_(1, self._oldest + first, torch.where(new, latest, 0.0)[:, None])
+        self._oldest.copy_((self._oldest + 1) % _MEMORY)
+        places = torch.arange(_MEMORY, device=owner.device)
+        order, inverse = (self._oldest + places) % _MEMORY, (places - self._oldest) % _MEMORY  # the latest last
+        for matrix in (self._upper, self._changes):
+            matrix[:, :-1, :-1] = matrix[:, 1:, 1:] * keep[:, None, None]
+            matrix[:, -1], matrix[:, :, -1] = 0.0, 0.0
+        there = self._upper.diagonal(dim1=1, dim2=2) != 0  # other steps were not good or have been cleared
+        there[:, -1] = good
+        products = of.sum(self._history @ torch.stack([torch.where(new, change, 0.0), self._scaled], 2))
+        products = products.view(-1, 2, _MEMORY, 2).index_select(2, order) * there[:, None, :, None]
+        latest, (moves, changes) = products[..., 0], products[..., 1].unbind(1)
+        self._upper[:, :, -1] = latest[:, 0]
+        self._changes[:, :, -1] = self._changes[:, -1] = latest[:, 1]
         along = self._upper.diagonal(dim1=1, dim2=2)
-        upper = self._upper + torch.diag_embed(
-            (along == 0).to(along.dtype)
-        )  # 1 for missing steps, so that the matrix is regular
+        upper = self._upper + torch.diag_embed((~there).to(along.dtype))  # so that the matrix is regular
         scale = self._scale[:, None]
         solved = torch.linalg.solve_triangular(upper, moves[..., None], upper=True)
         right = along * solved[..., 0] + scale * ((self._changes @ solved)[..., 0] - changes)
         weights = torch.linalg.solve_triangular(upper.mT, right[..., None], upper=False)
-        weights = torch.cat([weights, -scale[..., None] * solved], 1)[..., 0]
-        step = (weights[self.batch, None] @ self._history)[:, 0]
-        return step + self._scale[self.batch, None] * forces
+        weights = torch.stack([weights[..., 0], -scale * solved[..., 0]], 1).index_select(2, inverse).flatten(1)
+        step = (weights[owner, None] @ self._history)[:, 0]
+        return step + self._scale[owner, None] * self._scaled
 
-    def _sum(self, values: Tensor) -> Tensor:
-        """Return sums over the atoms of each structure, [B, ...]."""
-        return values.new_zeros(len(self.energy), *values.shape[1:]).index_add_(0, self.batch, values)
+
+class _Chunks:
+    """A layout of atoms: those of each structure fill chunks of L = 16, of which the last one may have free places.
+
+    Sums over structures then are sums over rows of equal length, and a short sum over chunks, instead of an atomic
+    operation for each atom. Values are [C, 3 L], zero at free places.
+
+    Args:
+        batch: [N] structure of each atom, ascending.
+        structures: their number.
+
+    Attributes:
+        owner: [C] structure of each chunk.
+        place: [N] place of each atom among all C L.
+        sizes, counts: [B] number of atoms and of chunks of each structure.
+    """
+
+    def __init__(self, batch: Tensor, structures: int):
+        self.batch, self.sizes = batch, torch.bincount(batch, minlength=structures)
+        self.counts = (self.sizes + _CHUNK - 1) // _CHUNK
+        self._firsts = self.counts.cumsum(0) - self.counts
+        self.owner = torch.arange(structures, device=batch.device).repeat_interleave(self.counts)
+        self.local = torch.arange(len(batch), device=batch.device) - (self.sizes.cumsum(0) - self.sizes)[batch]
+        self.place = self._firsts[batch] * _CHUNK + self.local
+
+    def rows(self, old: _Chunks, structures: Tensor) -> Tensor:
+        """Return the chunk of an older layout for each chunk, [C]; -1 for new structures.
+
+        Args:
+            old: the older layout.
+            structures: [B] previous row of each structure; -1 for new ones.
+        """
+        if not len(old.counts):
+            return torch.full_like(self.owner, -1)
+        before = structures[self.owner]
+        local = torch.arange(len(self.owner), device=before.device) - self._firsts[self.owner]
+        return torch.where(before >= 0, old._firsts[before.clamp(min=0)] + local, -1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values [N, 3] as [C, 3 L]."""
+        found = values.new_zeros(len(self.owner) * _CHUNK, 3)
+        return found.index_copy_(0, self.place, values).view(-1, 3 * _CHUNK)
+
+    def atoms(self, values: Tensor) -> Tensor:
+        """Return values [C, 3 L] as [N, 3]."""
+        return values.view(-1, 3).index_select(0, self.place)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return sums over the chunks of each structure, [C, ...] -> [B, ...]."""
+        return values.new_zeros(len(self.sizes), *values.shape[1:]).index_add_(0, self.owner, values)
+
+    def largest(self, vectors: Tensor) -> Tensor:
+        """Return the largest length of the vectors of each structure, [C, 3 L] -> [B]."""
+        squares = vectors.view(-1, _CHUNK, 3).square().sum(2).amax(1)
+        return squares.new_zeros(len(self.sizes)).scatter_reduce(0, self.owner, squares, "amax").sqrt()
 
 
 class _Springs:
@@ -463,46 +520,51 @@ class _Springs:
 
     def __init__(self, device: torch.device):
         self._factors = torch.zeros(0, 0, 0, dtype=torch.float64, device=device)  # W, [B, 3 n, 3 n]
-        self._inside = self._place = torch.zeros(0, dtype=torch.long, device=device)
 
-    def take(self, batch: Tensor, structures: Tensor, pos: Tensor, radii: Tensor) -> None:
+    def take(self, chunks: _Chunks, structures: Tensor, pos: Tensor, radii: Tensor) -> None:
         """As `BatchedLBFGS.take`."""
-        sizes = torch.bincount(batch, minlength=len(structures))
-        first = sizes.cumsum(0) - sizes
-        has = (radii > 0) & (sizes <= _ATOMS)[batch]
-        self._inside = has.nonzero()[:, 0]
-        most = int(torch.where(has, sizes[batch], 0).max()) if len(has) else 0
-        local = torch.arange(len(batch), device=batch.device) - first[batch]
-        self._place = (batch * most + local)[self._inside]
+        batch, device, count = chunks.batch, pos.device, len(structures)
+        has = (radii > 0) & (chunks.sizes <= _ATOMS)[batch]
+        most = int(torch.where(has, chunks.sizes[batch], 0).max()) if len(has) else 0
+        inside = has.nonzero()[:, 0]
+        place = (batch * most + chunks.local)[inside]
+        # free places of one layout read any atom of the same structure in the other; W has no element for them
+        self._from = (chunks.place[chunks.sizes.cumsum(0) - chunks.sizes][:, None].expand(count, most)
+                      .flatten().index_copy(0, place, chunks.place[inside]))  # fmt: skip
+        self._to = torch.zeros(len(chunks.owner) * _CHUNK, dtype=torch.long, device=device)
+        self._to.index_copy_(0, chunks.place[inside], place)
+        self._has = torch.zeros(len(self._to), 1, dtype=torch.bool, device=device)
+        self._has.index_fill_(0, chunks.place[inside], True)
         old, size = _kept(self._factors, structures), 3 * most
         if old.shape[1] > size:
             old = old[:, :size, :size]
-        factors = torch.eye(size, dtype=pos.dtype, device=pos.device).repeat(len(structures), 1, 1)
+        factors = torch.eye(size, dtype=pos.dtype, device=device).repeat(count, 1, 1)
         factors[:, : old.shape[1], : old.shape[2]] = old
         new = (structures < 0).nonzero()[:, 0]
-        where, radius = (self._padded(value, len(structures), most)[new] for value in (pos, radii[:, None]))
+        where, radius = (
+            value.new_zeros(count * most, value.shape[1])
+            .index_copy_(0, place, value[inside])
+            .view(count, most, -1)[new]
+            for value in (pos, radii[:, None])
+        )
         factors[new] = _factors(where, radius[..., 0])
         self._factors = factors
 
-    def _padded(self, values: Tensor, structures: int, most: int) -> Tensor:
-        """Return the rows [N, ...] of atoms with springs, padded with zeros to [B, n, ...]."""
-        found = values.new_zeros(structures * most, *values.shape[1:])
-        return found.index_copy_(0, self._place, values[self._inside]).view(structures, most, *values.shape[1:])
-
     def _times(self, factors: Tensor, values: Tensor) -> Tensor:
         count, size, _ = factors.shape
+        plain = values * _FIRST**0.5
         if not size:
-            return values * _FIRST**0.5
-        product = factors @ self._padded(values, count, size // 3).view(count, size, 1)
-        rows = product.view(-1, 3).index_select(0, self._place)
-        return (values * _FIRST**0.5).index_copy_(0, self._inside, rows)
+            return plain
+        rows = values.view(-1, 3).index_select(0, self._from).view(count, size, 1)
+        product = (factors @ rows).view(-1, 3).index_select(0, self._to)
+        return torch.where(self._has, product, plain.view(-1, 3)).view(values.shape)
 
     def scaled(self, forces: Tensor) -> Tensor:
-        """Return the forces along u, [N, 3]."""
+        """Return the forces along u, [C, 3 L]."""
         return self._times(self._factors, forces)
 
     def back(self, step: Tensor) -> Tensor:
-        """Return the change of the positions for a step in u, [N, 3] Å."""
+        """Return the change of the positions for a step in u, [C, 3 L] Å."""
         return self._times(self._factors.mT, step)
 
 
@@ -535,8 +597,3 @@ def _kept(value: Tensor, index: Tensor, first: float = 0.0) -> Tensor:
     found = value.new_full((len(index), *value.shape[1:]), first)
     known = (index >= 0).nonzero()[:, 0]
     return found.index_copy_(0, known, value.index_select(0, index[known]))
-
-
-def largest_of(vectors: Tensor, batch: Tensor, structures: int) -> Tensor:
-    """Return the largest length of the vectors [N, 3] of each structure, [B]."""
-    return vectors.new_zeros(structures).scatter_reduce(0, batch, vectors.norm(dim=1), "amax")
