@@ -118,6 +118,27 @@ def test_a_coord_file_has_the_charge_of_the_control_file_beside_it(tmp_path):
         read_structures(tmp_path / "coord")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "beside", "stated"),
+    [
+        (
+            "geometry.in",
+            "atom 0 0 0 O\natom 0 0.76 0.6 H\n",
+            "control.in",
+            "xc pbe\n  charge  -1\ncharge_mix_param 2\n",
+        ),
+        ("geo.gen", "2 C\nO H\n1 1 0 0 0\n2 2 0 0.76 0.6\n", "dftb_in.hsd", "Hamiltonian = DFTB {\n Charge = -1\n}\n"),
+    ],
+)
+def test_a_structure_has_the_charge_of_the_input_of_its_program(tmp_path, name, text, beside, stated):
+    (tmp_path / name).write_text(text)
+    assert "charge" not in read_structures(tmp_path / name)[0].info
+    (tmp_path / beside).write_text(stated)
+    assert read_structures(tmp_path / name)[0].info["charge"] == -1
+    (tmp_path / "a.xyz").write_text("1\n\nHe 0 0 0\n")  # its program is another one
+    assert "charge" not in read_structures(tmp_path / "a.xyz")[0].info
+
+
 DUMP = "ITEM: UNITS\n{}\nITEM: TIMESTEP\n0\nITEM: NUMBER OF ATOMS\n3\nITEM: BOX BOUNDS ff ff ff\n-9 9\n-9 9\n-9 9\n"
 COLUMNS = "ITEM: ATOMS id type {}x y z\n1 1 O 0 0 0\n2 2 H 0 0.76 0.6\n3 2 H 0 -0.76 0.6\n"
 

@@ -186,6 +186,8 @@ WHOLE = {
     "C60": sdf(["C"] * 60, [(k + 1, (k + d) % 60 + 1, 1) for k in range(60) for d in ((1, 30) if k < 30 else (1,))]),
     "a carbene": sdf("CFF", [(1, 2, 1), (1, 3, 1)], "M  RAD  1   1   1\n"),
     "cyanide": sdf("CN", [(1, 2, 3)], "M  CHG  1   1  -1\n"),
+    "CO without charges": sdf("CO", [(1, 2, 3)]),
+    "cyanide with its charge at N": sdf("CN", [(1, 2, 3)], "M  CHG  1   2  -1\n"),
     "without bonds": sdf("CCO", []),
     "ethene": sdf("CCHHHH", [(1, 2, 2), (1, 3, 1), (1, 4, 1), (2, 5, 1), (2, 6, 1)]),
     "a carbonyl": sdf(["Ni", "C", "O"], [(1, 2, 1), (2, 3, 2)]),

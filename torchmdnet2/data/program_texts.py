@@ -53,11 +53,12 @@ _PROGRAMS = {
     ("cp2k-restart",):
         rf"(?i)^[ \t]*&DFT[ \t\r]*\n(?={_DFT.format('CHARGE', 'charge')})(?={_DFT.format('MULTIPLICITY', 'spin')})",
     ("aims-output", "fhi_aims"): rf"^\s*Charge\s*=\s*{_REAL}\s*:",
+    ("aims",): rf"^[ \t]*charge[ \t]+{_REAL}",  # of control.in
     ("castep-castep",): rf"^\s*net\s+charge\s+of\s+system\s*:\s*{_REAL}",
     ("abinit-in",): rf"(?i)^[ \t]*(?:cell)?charge\s+{_REAL}",
     ("onetep-in",): rf"(?i)^[ \t]*charge[ \t]*[:=]?[ \t]*{_REAL}",
     ("octopus-in",): rf"(?i)^[ \t]*ExcessCharge[ \t]*=[ \t]*{_REAL}",
-    ("dftb",): rf"(?i)^[ \t]*Charge[ \t]*=[ \t]*{_REAL}",
+    ("dftb", "gen"): rf"(?i)^[ \t]*Charge[ \t]*=[ \t]*{_REAL}",
     ("cp2k",): r"DFT\| Charge\s+(?P<charge>[+-]?\d+)|DFT\| Multiplicity\s+(?P<spin>\d+)",
 }  # fmt: skip
 """Formats of ASE, and beginnings of formats of dpdata -> pattern of charge and multiplicity in their texts."""
@@ -278,7 +279,7 @@ class Molecule:
 
         A carbon lacks hydrogens if its bond orders sum to less than 4, and the file states neither a charge nor a
         radical of it. Carbons with three or more neighbors are left out, since cages are often written with single
-        bonds only, and so are those bonded to metals.
+        bonds only, and so are those bonded to metals and those with a triple bond to N or O, as of cyanide and CO.
 
         Raises:
             BadData: the carbons lack more hydrogens than there are.
@@ -292,6 +293,8 @@ class Molecule:
         for one, two, kind in self.bonds:
             for atom, other in ((one, two), (two, one)):
                 orders.setdefault(atom, []).append(_ORDERS.get(kind, 4.0))
+                if kind == 3 and self.symbols[other] in ("N", "O"):
+                    unknown.add(atom)
                 if self.symbols[other] not in _NONMETALS and self.symbols[other] in atomic_numbers:
                     unknown.add(atom)
         carbons = [k for k, own in orders.items() if self.symbols[k] == "C" and len(own) < 3 and k not in unknown]

@@ -379,15 +379,21 @@ def _text(path: str) -> str:
 
 
 def _text_of(path: str, format: str) -> str:
-    """Return the text of a file; for a coord or gradient file of Turbomole, followed by that of `control`."""
-    more = files_beside(path) if format.startswith("turbomole") else []
+    """Return the text of a file, followed by that of the input of its program beside it."""
+    more = files_beside(path, _INPUTS[format]) if format in _INPUTS else []
     return "\n".join(map(_text, [path, *more]))
 
 
-def files_beside(path: str) -> list[str]:
-    """Return files that may state more about the structures in this one: `control` of Turbomole."""
-    control = Path(path).with_name("control")
-    return [str(control)] if Path(path).name != "control" and control.is_file() else []
+_INPUTS = {
+    "turbomole": "control", "turbomole-gradient": "control", "aims": "control.in", "gen": "dftb_in.hsd",
+}  # fmt: skip
+"""Formats of files with structures only -> name of the program's input, which states charge and multiplicity."""
+
+
+def files_beside(path: str, *names: str) -> list[str]:
+    """Return the inputs of programs that may state more about the structures in a file; by default of any program."""
+    inputs = [Path(path).with_name(name) for name in names or sorted({*_INPUTS.values()})]
+    return [str(file) for file in inputs if file.name != Path(path).name and file.is_file()]
 
 
 class _Completed(Sequence):
