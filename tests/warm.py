@@ -126,8 +126,10 @@ def answer(client: socket.socket) -> None:
         os.close(stream)
     with contextlib.suppress(BrokenPipeError):
         client.sendall(f"{program}\n".encode())
-        if hasattr(os, "pidfd_open") and client in select.select([os.pidfd_open(program), client], [], [])[0]:
-            os.kill(program, signal.SIGKILL)  # the client is gone
+        if hasattr(os, "pidfd_open"):
+            with open(os.pidfd_open(program), "rb", buffering=0) as end:
+                if client in select.select([end, client], [], [])[0]:
+                    os.kill(program, signal.SIGKILL)  # the client is gone
         client.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])}\n".encode())
 
 
