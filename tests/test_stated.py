@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 
 import numpy as np
@@ -206,6 +207,30 @@ def test_what_cannot_be_used_is_named():
         ("Mg2+", "as in charge=2"),
         ("ion=OH-", "'ion' is not read"),
         ('smiles="[O-]C(=O)C(=O)[O-]"', "the formal charges of 'smiles' sum to -2, and no total charge is stated"),
+        ("C2O4(-2)", r"if '\(-2\)' states a total charge, write it, as in charge=-2"),
+        ("water(+2)", r"as in charge=2"),
+        ("C2O4^-2", r"as in charge=-2"),
+        ('name="[C2O4]2-"', "as in charge=-2"),
+        ("OH2-", "if 'OH2-' states a total charge, write it, as in charge=-1"),
+        ("H2O_2-", "if 'H2O_2-' states a total charge, write it, as in charge=-2"),
+        ("H2O--", "as in charge=-2"),
+        ("H2O-2", "as in charge=-2"),
+        ("formula=H2O-2", "as in charge=-2"),
+        ('formula="(H2O)-2" name=x', "as in charge=-2"),
+        ("z=-2", "'z' is not read: if it is the total charge, write charge=-2"),
+        ("S=1", "'S' is not read: if it is the spin S, write spin=3"),
+        ("S=0.5", "'S' is not read: if it is the spin S, write spin=2"),
+        ("state=triplet", "if 'triplet' is the spin state, write spin=3"),
+        ("nalpha=7 nbeta=5", "'nalpha' and 'nbeta' are not read: .* write charge=-2 spin=3"),
+        ("n_beta_electrons=4 n_alpha_electrons=6", "write charge=0 spin=3"),
+        ("electrons=12", "'electrons' is not read: .* write charge=-2"),
+        ("net_q=-2", "'net_q' is not read"),
+        ("net_charge:-2", "write charge=-2"),
+        ("id=3_charge_-2", "'charge_-2' in the text .* write charge=-2"),
+        ('title="oxalate, charge of 2-"', "write charge=-2"),
+        ('title="Charge is −2."', "write charge=-2"),
+        ('title="water_charge-2"', "write charge=-2"),
+        ('title="nopen 2"', "write spin=3"),
     ],
 )
 @pytest.mark.parametrize("column", ["", ":forces:R:3"])
@@ -226,14 +251,19 @@ def test_what_a_comment_line_says_in_free_text_is_named(tmp_path, comment, words
      "frame -1", "6-31+G* and def2-SVP", "6-311++G(d,p)", "RHF+MP2", "step=3 name=mol-2", "charge_state=0", "a-b 2-mer",
      "smiles=C[N+](=O)[O-]", "2024-05-01", "anionically",
      "charge_method=DDEC6", "max_charge=0.43", "charge_transfer=2", "core_charge=6", "n_electrons=8", "cm=4", "0,1",
-     "charge_mult=\"0 1\"", "nuclear_charge=8", "charge_density=3", "charge=-1 oxalate(-)"],
+     "charge_mult=\"0 1\"", "nuclear_charge=8", "charge_density=3", "charge=-1 oxalate(-)",
+     "name=O-2", "mol-O-2", "O - 2", "z=2", "z=-0.5", "S=7.3", "triplet-triplet", 'note="singlet-triplet gap"',
+     "nalpha=4 nbeta=4", "alpha=90 beta=80",
+     'title="nuclear charge: 8"', 'title="discharge 3"', "CH4-1", "id=a[1]-3", 'title="UHF 6-31G(d)"', "spin_density=3",
+     "nalpha=5 nbeta=3 charge=0 spin=3", "[1 0]-2", "n=-2", "H2O-frame"],
 )  # fmt: skip
 def test_usual_comment_lines_are_no_reason_to_warn(tmp_path, comment):
     (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0 0 0\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error", StructureWarning)
         (atoms,) = read_structures(tmp_path / "a.xyz")
-    assert ("charge" in atoms.info) == comment.startswith("charge=") and "spin" not in atoms.info
+    assert ("charge" in atoms.info) == bool(re.search(r"(?<!\w)charge=", comment))
+    assert ("spin" in atoms.info) == ("spin=" in comment)
 
 
 def test_a_count_of_unpaired_electrons_and_words_for_the_multiplicity(tmp_path):
@@ -308,6 +338,11 @@ def test_charges_of_arrays_that_are_not_read_are_named(arrays_of_oxalate, more, 
         warnings.simplefilter("error", StructureWarning)
         path = arrays_of_oxalate(charge=-2, **{name: np.asarray(values) for name, values in more.items()})
         assert open_dataset(path, {}, EV)[1].system.charge.tolist() == [-2]
+    if "the atoms" in words:
+        for charge in (0, np.array([0, 0])):
+            path = arrays_of_oxalate(charge=charge, **{name: np.asarray(values) for name, values in more.items()})
+            with pytest.warns(StructureWarning, match=f"{words}, and the total charge is stated as 0"):
+                open_dataset(path, {}, EV)
 
 
 def test_smiles_and_texts_in_arrays(tmp_path):
@@ -572,7 +607,8 @@ def test_given_units_complete_those_of_the_file(tmp_path):
         ("supercharged", ""), ("energy", ""), ("energy-unit", "unit:energy"), ("forces_units", "unit:forces"),
         ("units", "unit"), ("lattice unit", "unit:cell"), ("unit_cell", ""), ("units_of_length", "unit:length"),
         ("community", ""), ("comment", ""), ("Total Charge (e)", "charge"), ("charge_state", "like"), ("ion", "like"),
-        ("charge_total_note", ""), ("charge_density", ""), ("e_unit", "unit:energy"), ("r_unit", "unit:length"),
+        ("charge_total_note", ""), ("charge_density", ""), ("2S+1", "spin"), ("nopen", "unpaired"),
+        ("spin_density", ""), ("e_unit", "unit:energy"), ("r_unit", "unit:length"),
     ],
 )  # fmt: skip
 def test_what_names_mean(name, kind):
@@ -666,6 +702,12 @@ def test_free_text_that_states_a_charge_is_named(tmp_path, comment, words, way):
         ("dft_mbis_charges", [0.5, 0.3, 0.2], "", "sum to 1"),
         ("mulliken", [-0.4, 0.2, 0.2], "", None),
         ("mulliken", [-0.4, -0.4, -0.2], "charge=-1", None),
+        ("mulliken", [-1.2, -0.4, -0.4], "charge=0", "sum to -2, and the total charge is stated as 0"),
+        ("resp", [-0.8, 0.4, 0.4], "net_charge=-2", "sum to 0, and the total charge is stated as -2"),
+        ("hirshfeld", [0.0, 0.0, 0.0], "charge=-2", None),
+        ("hirshfeld", [-1.2, -0.3, -0.3], "charge=-2", None),
+        ("mulliken_spin", [0.8, 0.1, 0.1], "charge=0", None),
+        ("mulliken_populations", [8.5, 0.75, 0.75], "", None),
         ("hirshfeld", [-0.4, 0.1, 0.13], "", None),
         ("nuclear_charges", [8, 1, 1], "", None),
         ("formalCharge", [-2, 0, 0], "", "sum to -2"),

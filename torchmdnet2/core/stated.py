@@ -24,7 +24,7 @@ __all__ = [
     "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
     "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_cell", "may_be_charges", "no_cell",
     "of_atoms", "of_charges", "require_angstrom", "require_atoms", "stated_units", "statements",
-    "unit_in_name", "warn_of_name", "warn_of_sums", "whole_number",
+    "unit_in_name", "warn_of_name", "warn_of_sums", "warn_of_text", "whole_number",
 ]  # fmt: skip
 
 
@@ -46,23 +46,40 @@ _CHARGE = frozenset(
 )
 _SPIN = frozenset(
     "spin multiplicity spin_multiplicity spinmultiplicity mult spin_mult spinmult total_spin_multiplicity "
-    "totalspinmultiplicity".split()
+    "totalspinmultiplicity 2s+1".split()
 )
 _UNPAIRED = frozenset(
-    "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf"
-    .split()
-)  # fmt: skip
+    "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf "
+    "nopen".split()
+)
 _MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
 _PARTIAL = re.compile(
     r"(^|_)(?<!nuclear_)(q|charges?|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa|bader)(_|$)|"
     r"(?<![a-z])(?!nuclear|core|dis|super)[a-z]{1,9}(charges?|chgs?)(_|$)"
 )
 _LOOKS_LIKE = re.compile(
-    r"^(?!.*(nuclear|core|partial|density|densities|transfer|note|model|method|scheme|cut|tol|iter|weight|error|mae|rms|point|"
-    r"valence|discharge|supercharge))[\w,]*(charge|chr?g)(?![a-z])[\w,]*$|^(.*_)?q_?(tot|total|sum|net|mol|sys)$|"
-    r"^(charges|q|ion|fparam|cm)$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)"
+    r"""
+    [\w,]* (charge|chr?g) (?![a-z]) [\w,]*        # my_charge, charge_of_ion, sys_chg, charge,mult
+    | (.*_)? q_? (tot|total|sum|net|mol|sys)       # Qtotal, my_q_net
+    | (tot|total|net|mol|sys)_? q                  # net_q
+    | charges | q | ion | fparam | cm
+    | .*multiplicity.* | (.*_)? mult | .*unpaired.* | (.*_)? spin (_.*)?
+    """,
+    re.VERBOSE,
 )
-_ELECTRONS = re.compile(r"(n|num|number|total)(_of)?_?(electrons?|elec)")
+"""Names whose meaning is a charge or a spin, as far as one can see."""
+
+_OF_ANOTHER_KIND = re.compile(
+    "nuclear|core|partial|point|valence|density|densities|transfer|discharge|supercharge|"  # other charges
+    "note|model|method|scheme|cut|tol|iter|weight|error|mae|rms"  # about charges
+)
+"""Parts of names that look like a charge or a spin and are none."""
+
+_OTHER_SUMS = re.compile(r"spin|popul")  # of atoms, as mulliken_spin
+_ELECTRONS = re.compile(r"(n|num|number|total)(_of)?_?(electrons?|elec|el)|electrons")
+_OF_ONE_SPIN = re.compile(
+    r"(n|num)_?(el(ec(trons?)?)?_?)?(alpha|beta|up|down|dn)(_?electrons?)?|(alpha|beta)_?electrons?"
+)
 _UNIT_BEHIND = re.compile(r"[\s_]*[\[(][^\])]*[\])]$")  # "Total Charge (e)"
 _UNIT = re.compile(r"(?:(?P<first>[a-z]+)_?units?|units?_(?:of_)?(?!cell$)(?P<last>[a-z]+))")
 _QUANTITIES = {
@@ -152,7 +169,7 @@ def kind_of(name: str) -> str:
     match = _UNIT.fullmatch(plain)
     if match and (match["first"] or match["last"]) in _QUANTITIES:
         return f"unit:{_QUANTITIES[match['first'] or match['last']]}"
-    return "like" if _LOOKS_LIKE.search(plain) else ""
+    return "like" if _LOOKS_LIKE.fullmatch(plain) and not _OF_ANOTHER_KIND.search(plain) else ""
 
 
 # --- charge and spin -------------------------------------------------------------------------------------------------
@@ -198,7 +215,7 @@ def statements(
     periodic: bool = False,
     name: str = "info['{}']",
     known: Collection[str] = (),
-    protons: int | None = None,
+    numbers: np.ndarray | None = None,
 ) -> dict[str, list[Statement]]:
     """What a structure states of its total charge and multiplicity.
 
@@ -209,7 +226,7 @@ def statements(
         periodic: of a crystal, magnetic moments are a guess for a self-consistent field, not a spin state.
         name: what an entry of `info` is called in messages.
         known: "charge" or "spin" where something else gives it: then nothing is missing that would need a warning.
-        protons: sum of the atomic numbers; a number of electrons that differs from it is then named in a warning.
+        numbers: [N] atomic numbers; numbers of electrons and formulas that show a charge are then named in a warning.
 
     Returns:
         Under "charge" and "spin" all statements; none where nothing is stated.
@@ -241,22 +258,22 @@ def statements(
                 found[kind].append(Statement(number, name.format(plain)))
         elif kind == "like" and key not in arrays and (_size(value) == 1 or _pair_of(value)):
             warn_of_name(key, value, name)
-        elif protons and isinstance(key, str) and _ELECTRONS.fullmatch(_plain(key)) and "charge" not in known:
-            if can_count(value) and _size(value) == 1 and 0 < abs(protons - int(value)) <= _MOST:
-                _warn(
-                    f"{name.format(key)} is not read: if {int(value)} is the number of all electrons, write "
-                    f"charge={protons - int(value)}"
-                )
-    _comment(info, {quantity for quantity in found if found[quantity] or quantity in known})
+    given = {quantity for quantity in found if found[quantity] or quantity in known}
+    _warn_of_symbols(info, given, name)
+    if numbers is not None:
+        _warn_of_electrons(info, int(np.sum(numbers)), given, name)
+    _comment(info, given, numbers)
     for key in SUMMED:
         if key in arrays and (total := _sum(arrays[key])) is not None:
             if total.is_integer():
                 found["charge"].append(Statement(int(total), f"the sum of {SUMMED[key]}"))
             elif key == "initial_charges":
                 _warn("the initial charges do not sum to a whole number: they are not read as the total charge")
-    if not found["charge"] and "charge" not in known:
-        _smiles(info)
-        warn_of_sums({key: values for key, values in arrays.items() if key not in OF_ATOMS})
+    if "charge" not in known:
+        stated = next((one.value for one in found["charge"]), None)
+        if stated is None:
+            _smiles(info)
+        warn_of_sums({key: values for key, values in arrays.items() if key not in OF_ATOMS}, stated=stated)
     if "initial_magmoms" in arrays and np.ndim(arrays["initial_magmoms"]) == 1:
         total = _sum(arrays["initial_magmoms"])
         if total is not None and (periodic or not total.is_integer()):
@@ -265,6 +282,42 @@ def statements(
         elif total is not None:
             found["spin"].append(Statement(abs(int(total)) + 1, "the sum of the initial magnetic moments"))
     return found
+
+
+def _warn_of_symbols(info: Mapping[str, Any], known: Collection[str], name: str) -> None:
+    """Warn of z=-2, which is no number of formula units, and of a spin S=1."""
+    for key, value in info.items():
+        number = float(value) if isinstance(value, int | float | np.number) and not is_flag(value) else 0.0
+        if key in ("z", "Z") and "charge" not in known and number.is_integer() and -_MOST <= number < 0:
+            _warn(f"{name.format(key)} is not read: if it is the total charge, write charge={number:g}")
+        elif key in ("S", "Ms", "M_S") and "spin" not in known and (2 * number).is_integer() and 0 < number <= _MOST:
+            _warn(f"{name.format(key)} is not read: if it is the spin S, write spin={2 * number + 1:g}")
+
+
+def _warn_of_electrons(info: Mapping[str, Any], protons: int, known: Collection[str], name: str) -> None:
+    """Warn of numbers of electrons, of all or of each spin, that show a charge or a multiplicity."""
+    each: dict[bool, tuple[str, int]] = {}
+    for key, value in info.items():
+        plain = _plain(key) if isinstance(key, str) else ""
+        of_one_spin = bool(_OF_ONE_SPIN.fullmatch(plain))
+        if not (of_one_spin or _ELECTRONS.fullmatch(plain)) or not can_count(value) or _size(value) != 1:
+            continue
+        if of_one_spin:
+            each["alpha" in plain or "up" in plain] = name.format(key), int(value)
+        elif 0 < abs(protons - int(value)) <= _MOST and "charge" not in known:
+            _warn(
+                f"{name.format(key)} is not read: if {int(value)} is the number of all electrons, write "
+                f"charge={protons - int(value)}"
+            )
+    if len(each) == 2:
+        (one, alpha), (other, beta) = each[True], each[False]
+        charge, spin = protons - alpha - beta, abs(alpha - beta) + 1
+        charged = 0 < abs(charge) <= _MOST and "charge" not in known
+        if charged or (spin > 2 and "spin" not in known):
+            _warn(
+                f"{one} and {other} are not read: if they are the numbers of all electrons of each spin, write "
+                f"charge={charge} spin={spin}"
+            )
 
 
 def warn_of_name(key: str, values: Any, name: str = "'{}'") -> None:
@@ -295,7 +348,7 @@ def _pair(text: str) -> tuple[int, int] | None:
     return (first, second) if abs(first) <= _MOST and 1 <= second <= _MOST and (first, second) != (0, 1) else None
 
 
-def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: int | None = None) -> bool:
+def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: float | None = None) -> bool:
     """Warn of charges of atoms that sum to another whole number than the total charge.
 
     Args:
@@ -308,10 +361,10 @@ def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: int | None 
     """
     for key, values in arrays.items():
         total = _sum(values) if may_be_charges(key) else None
-        if total is not None and total.is_integer() and total != (stated or 0):
-            said = f"the total charge is stated as {stated}: correct the one that is wrong"
-            if stated is None:
-                said = f"no total charge is stated: it is taken as 0. If it is {total:g}, state charge={total:g}"
+        if total is not None and total.is_integer() and total != round(stated or 0):
+            said = f"no total charge is stated: it is taken as 0. If it is {total:g}, state charge={total:g}"
+            if stated is not None:
+                said = f"the total charge is stated as {stated:g}: correct the one that is wrong"
             _warn(f"{where}'{key}' of the atoms sum to {total:g}, and {said}")
             return True
     return False
@@ -390,7 +443,7 @@ def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = 
     if not info and not kept:
         return confirmed((), "charge", charge), confirmed((), "spin", spin)
     require_angstrom(info)
-    found = statements(info, kept, bool(atoms.pbc.any()), protons=int(atoms.numbers.sum()))
+    found = statements(info, kept, bool(atoms.pbc.any()), numbers=atoms.numbers)
     return confirmed(found["charge"], "charge", charge), confirmed(found["spin"], "spin", spin)
 
 
@@ -420,7 +473,9 @@ def of_charges(frames: int, atoms: int) -> tuple[tuple[int, ...], ...]:
 @lru_cache(maxsize=1024)
 def may_be_charges(key: Any) -> bool:
     """Whether an entry of this name may hold charges of atoms, as "mulliken", "partial_charges"."""
-    return isinstance(key, str) and bool(_PARTIAL.search(key.lower())) and kind_of(key) != "charge"
+    if not isinstance(key, str) or _OTHER_SUMS.search(key.lower()):
+        return False
+    return bool(_PARTIAL.search(key.lower())) and kind_of(key) != "charge"
 
 
 def _sum(values: Any) -> float | None:
@@ -445,15 +500,45 @@ _OTHER_LENGTH = re.compile(
 
 
 _SAYS = re.compile(
-    r"(?<![\w.])(?P<name>charge|chrg|multiplicity|mult|uhf|q(?=\W*[:=]))[\"']?\s*[:=\s]\s*(?P<value>[+-]?\d+)(?![\w.])",
-    re.I,
+    r"""
+    (?<![a-z.])
+    (?P<name> ([a-z]+[ _-]){0,2}
+        ([a-z]*(charge|chrg|chg) | multiplicity | mult | uhf | unpaired | nopen | q(?=\W*[:=])) )
+    ["']? (\s+(of|is))? ([:=\s_]+ | (?=[+−-]))
+    (?P<value> [+−-]?\d+ | \d+[+−-]) (\.0*)?
+    (?![a-z0-9+−-]|\.\d)
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
-_USUAL = {"multiplicity": 1, "mult": 1}  # others: 0
+"""A charge or a spin in free text: "charge -2", "net charge of 2-", "oxalate_charge-2"."""
+
+_HIGH_SPIN = re.compile(r"(?<![\w-])(triplet|quartet|quintet|sextet|septet)(?![\w-]|\s+(gap|energ))", re.I)
 _ION = re.compile(
-    r"(?<![a-z])(?:mono|di|tri)?(?:an|cat)ion(?:ic)?s?(?![a-z])|(?<![\w.+-])[1-9][+-](?![\w.+-])|\([1-9]?[+-]\)|"
-    r"[²³]?[⁺⁻]|[a-z\])]\^?\{?[1-9]?\+(?![\w.+*,(-])|/[pq][+-]\d", re.I
-)  # fmt: skip
-"""An ion in free text: anion, "oxalate 2-", "(2-)", "NH4+", the layers p and q of an InChI."""
+    r"""
+    (?<![a-z]) (mono|di|tri)?(an|cat)ion(ic)?s? (?![a-z])
+    | (?<![\w.+-]) [1-9][+-] (?![\w.+-])                                # oxalate 2-
+    | \( ([1-9]?[+-] | [+-][1-9]) \)                                    # oxalate(2-), C2O4(-2)
+    | \^\{? ([1-9]?[+-] | [+-][1-9]) (?![\w.])                           # C2O4^2-, C2O4^{-2}
+    | (?<=[a-z0-9)]\]) ([1-9][+-] | [+-][1-9]) (?![\w.])                # [C2O4]2-
+    | [²³]?[⁺⁻]
+    | [a-z\])]\^?\{?[1-9]?\+ (?![\w.+*,(-])                             # NH4+, Mg2+
+    | /[pq][+-]\d                                                       # layers of an InChI
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""An ion in free text."""
+
+_FORMULA = re.compile(
+    r"""
+    (?<![\w.+-]) [\[(]? (?P<formula> ([A-Z][a-z]?\d* | \([A-Z]\w*\)\d*)+ ) [\])]?
+    ( [_^]?\{? (?P<behind>[1-9]?[+-]+)                                  # SO4--, CH3COO-, C2O4_2-
+    | [ _^]?[({]? (?P<before>[+-][1-9]) )                               # C2O4-2, C2O4 -2
+    [)}]? (?![\w.+-])
+    """,
+    re.VERBOSE,
+)
+"""A formula with a charge. It is one of a structure if its elements are those of the structure."""
+
 _CHARGED = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 
 
@@ -462,6 +547,45 @@ def _ion(text: str) -> str:
     """What a text says of an ion; "": nothing."""
     found = _ION.search(text)
     return found[0].strip() if found else ""
+
+
+@lru_cache(maxsize=1024)
+def _formulas(text: str, key: str) -> list[tuple[dict[str, int], int, str]]:
+    """The formulas with a charge in a text: number of atoms of each element, charge, words.
+
+    "H2O-2" is the second water in most places: it counts as the value of a formula and as a whole comment line only.
+    """
+    found = []
+    for match in _FORMULA.finditer(text):
+        formula, behind, before = match["formula"], match["behind"] or "", match["before"]
+        if before and not re.search(r"[\])^{(] *[+-]", match[0]):
+            if (key and "formula" not in key.lower()) or match[0].strip() != text.strip():
+                continue
+        size = int(before[1:]) if before else int(behind[0]) if behind[0].isdigit() else len(behind)
+        options = [(formula, size)]
+        if re.fullmatch("[+-]", behind) and re.search(r"\D[1-9]+$", formula):  # SO42-
+            options.append((formula[:-1], int(formula[-1])))
+        for name, count in options:
+            with suppress(ValueError, KeyError, TypeError):
+                found.append((_composition(name), -count if "-" in (before or behind) else count, match[0].strip()))
+    return found
+
+
+def _composition(formula: str) -> dict[str, int]:
+    from ase.formula import Formula
+
+    return Formula(formula).count()
+
+
+def _formula(text: str, key: str, numbers: np.ndarray | None) -> tuple[str, int]:
+    """The words in which a text states the formula of a structure with a charge, and the charge; "" if it does not."""
+    from ase.data import chemical_symbols
+
+    formulas = _formulas(text, key)
+    if not formulas or numbers is None:
+        return "", 0
+    own = {chemical_symbols[z]: count for z, count in zip(*np.unique(numbers, return_counts=True), strict=True)}
+    return next(((words, charge) for counts, charge, words in formulas if counts == own), ("", 0))
 
 
 def _charge_of(ion: str) -> int:
@@ -490,40 +614,66 @@ def _smiles(info: Mapping[str, Any]) -> None:
             return
 
 
-def _comment(info: Mapping[str, Any], known: Collection[str]) -> None:
+def _comment(info: Mapping[str, Any], known: Collection[str], numbers: np.ndarray | None) -> None:
     """Warn of what a comment line says in free text of charge and multiplicity, and of a unit of length."""
     flags = [str(key) for key, value in info.items() if value is True]
-    numbers = [word for flag in flags if _NUMBERS.fullmatch(flag) for word in flag.replace(",", " ").split()]
-    if len(numbers) == 2 and (pair := _pair(" ".join(numbers))):
+    words = [word for flag in flags if _NUMBERS.fullmatch(flag) for word in flag.replace(",", " ").split()]
+    if len(words) == 2 and (pair := _pair(" ".join(words))):
         _warn(
             f"the comment line begins with '{pair[0]} {pair[1]}', which is not read: if it is charge and "
             f"multiplicity, write charge={pair[0]} spin={pair[1]}"
         )
-    texts = [
-        f"{key}={value}" for key, value in info.items()
+    entries = {
+        key: value for key, value in info.items()
         if isinstance(value, str) and not kind_of(str(key)) and "smiles" not in str(key).lower()
-    ]  # fmt: skip
-    for text in (" ".join(flags), *texts):
-        for says in _SAYS.finditer(text):
-            name, value = says["name"].lower(), int(says["value"])
-            quantity = "charge" if name in ("charge", "chrg", "q") else "spin"
-            if value != _USUAL.get(name, 0) and quantity not in known:
-                value += name == "uhf"
-                _warn(
-                    f"'{says[0]}' in the text of a comment line or entry is not read: if it states the "
-                    f"{_TOTAL[quantity]}, write {quantity}={value}"
-                )
-                break
-        if "charge" not in known and (ion := _ion(text)):
-            _warn(
-                f"'{text[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge={_charge_of(ion)}"
-            )
+    }  # fmt: skip
+    for key, value in {"": " ".join(flags), **entries}.items():
+        warn_of_text(value, known, numbers, str(key))
+        text = f"{key}={value}" if key else value
         if other := _OTHER_LENGTH.search(text):
             _warn(
                 f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "
                 f"in pos_unit={'nm' if other[0][0] in 'nN' else 'bohr'}"
             )
             return
+
+
+def warn_of_text(
+    text: str, known: Collection[str] = (), numbers: np.ndarray | None = None, key: str = "", where: str = ""
+) -> None:
+    """Warn of a charge or a multiplicity in free text, as a title.
+
+    Args:
+        text: any.
+        known: "charge" or "spin" where it is stated elsewhere.
+        numbers: [N] atomic numbers of the structure, for formulas with a charge.
+        key: name of the entry that has this text; "": none.
+        where: the structure, for the message, as "a.sdf: ".
+    """
+    whole = f"{key}={text}" if key else text
+    for says in _SAYS.finditer(whole):
+        kind, sign = kind_of(says["name"]), says["value"].strip("0123456789").replace("−", "-")
+        number = int(sign + says["value"].strip("+−-"))
+        quantity = "charge" if re.search("ch|q", says["name"].lower()) else "spin"
+        usual = int(quantity == "spin" and kind != "unpaired")
+        if kind and number != usual and quantity not in known:
+            _warn(
+                f"{where}'{says[0]}' in the text of a comment line or entry is not read: if it states the "
+                f"{_TOTAL[quantity]}, write {quantity}={number + (kind == 'unpaired')}"
+            )
+            known = {*known, quantity}
+            break
+    if "spin" not in known and (state := _HIGH_SPIN.search(whole)):
+        spin = _MULTIPLICITIES[state[1].lower()]
+        _warn(f"{where}'{whole[:60]}' is not read: if '{state[0]}' is the spin state, write spin={spin}")
+    if "charge" not in known:
+        ion, charge = _formula(text, key, numbers)
+        if not ion and (ion := _ion(whole)):
+            charge = _charge_of(ion)
+        if ion:
+            _warn(
+                f"{where}'{whole[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge={charge}"
+            )
 
 
 def _warn(words: str) -> None:

@@ -174,9 +174,10 @@ class FrameReader(Reader):
         other = {key: value for key, value in entries.items() if key not in read or key in ("charge", "spin")}
         # True, a bare word in the comment line, is refused under the name that the file uses
         try:
-            given = {"charge", "spin"} - {*self._anywhere}
-            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given, int(frame.numbers.sum()))
-            for name, more in (("charge", frame.charge), ("spin", frame.spin)):
+            further = {"charge": frame.charge, "spin": frame.spin}
+            given = {name for name, more in further.items() if more or name not in self._anywhere}
+            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given, frame.numbers)
+            for name, more in further.items():
                 found[name] += more
             values = {name: agreed(found[name], name) for name in self._anywhere}
         except BadData as error:

@@ -243,13 +243,16 @@ class HDF5Dataset(Dataset, Reader):
             )
             if "charge" in stated:
                 datasets.pop("smiles", None)
-            if not ({"charge", "smiles"} & {*datasets, *stated} or self._warned) and "charge" in self._anywhere:
+            if not ("smiles" in datasets or self._warned) and "charge" in self._anywhere and num_frames:
                 parts = [
                     n for n in sorted(inside)
                     if may_be_charges(n) and group[n].shape in of_charges(num_frames, num_atoms)
                 ]  # fmt: skip
-                self._warned = bool(num_frames) and warn_of_sums(
-                    {n: np.ravel(group[n] if group[n].ndim == 1 else group[n][0]) for n in parts}, f"{where}: "
+                total: float | None = stated.get("charge")
+                if parts and "charge" in opened:
+                    total = float(np.ravel(opened["charge"][:1] if opened["charge"].ndim else opened["charge"])[0])
+                self._warned = warn_of_sums(
+                    {n: np.ravel(group[n] if group[n].ndim == 1 else group[n][0]) for n in parts}, f"{where}: ", total
                 )
         self.available |= inside - _STRUCTURE - set(self._structure.values())
         self.counts.update({q: num_frames for q in self.keys if q in datasets or q in stated})

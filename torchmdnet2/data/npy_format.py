@@ -312,11 +312,12 @@ class NpzReader(ArrayReader):
                 if array.dtype.kind not in ("iufb" if name == "pbc" else "iuf"):
                     raise BadData(f"{self.path}: the array '{key}' has the type {array.dtype} instead of numbers")
                 arrays[name] = (f"{self.path}, array '{key}'", array)
-            if "charge" not in arrays and self._anywhere:
+            if self._anywhere:
                 shapes = of_charges(*arrays["pos"][1].shape[:2])
                 parts = {key: content[key] for key in sorted(content.files) if may_be_charges(key)}
                 first = {key: a if a.ndim == 1 else np.ravel(a[:1]) for key, a in parts.items() if a.shape in shapes}
-                warn_of_sums({key: values for key, values in first.items() if values.size}, f"{self.path}: ")
+                total = np.ravel(arrays["charge"][1])[:1].tolist() if "charge" in arrays else []
+                warn_of_sums({k: values for k, values in first.items() if values.size}, f"{self.path}: ", *total)
         yield from self._frames_of(self.path, arrays)
 
 

@@ -550,7 +550,8 @@ def _completed(found: Found, where: str) -> Atoms:
     _warn_of_disorder(info.get("occupancy"), where)
     arrays = of_atoms({**info, **(atoms.calc.results if atoms.calc is not None else {}), **atoms.arrays}, len(atoms))
     try:
-        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'", protons=int(atoms.numbers.sum()))
+        known = {name for name, more in (("charge", found.charge), ("spin", found.spin)) if more}
+        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'", known, atoms.numbers)
     except BadData as error:
         raise BadData(f"{where}: {error}") from None
     for quantity, more in (("charge", found.charge), ("spin", found.spin)):
