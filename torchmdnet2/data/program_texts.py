@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..core.stated import Statement, whole_number
@@ -239,7 +239,7 @@ MASSES = {"D": 2.01410178, "T": 3.01604928}
 _OLD_CHARGES = {1: 3, 2: 2, 3: 1, 5: -1, 6: -2, 7: -3}  # codes in the lines of atoms; 4 is a radical
 _ORDERS = {1: 1.0, 2: 2.0, 3: 3.0, 4: 1.5}  # by the type of a bond; others are unknown
 _NONMETALS = ("H", "D", "T", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "As", "Se", "Br", "I")
-_SHOWN: dict[tuple[str, float], int] = {
+_SHOWN: dict[tuple[str, int], int] = {
     ("N", 4): 1, ("N", 2): -1, ("O", 3): 1, ("O", 1): -1, ("S", 3): 1, ("S", 1): -1, ("P", 4): 1, ("P", 6): -1,
     ("B", 4): -1,
 }  # fmt: skip
@@ -274,6 +274,15 @@ class Molecule:
     flat: bool = False
     bonds: list[tuple[int, int, int]] = field(default_factory=list)
 
+    @cached_property
+    def _neighbors(self) -> dict[int, list[tuple[int, str]]]:
+        """Index of an atom -> type of each of its bonds, and symbol of the atom at its other end."""
+        found: dict[int, list[tuple[int, str]]] = {}
+        for one, two, kind in self.bonds:
+            found.setdefault(one, []).append((kind, self.symbols[two]))
+            found.setdefault(two, []).append((kind, self.symbols[one]))
+        return found
+
     def require_hydrogens(self) -> None:
         """Refuse a molecule that was written without its hydrogens, by the bonds of its carbons.
 
@@ -288,17 +297,13 @@ class Molecule:
             return
         from ase.data import atomic_numbers
 
-        orders: dict[int, list[float]] = {}
-        unknown = {*self.charges, *self.unpaired}
-        for one, two, kind in self.bonds:
-            for atom, other in ((one, two), (two, one)):
-                orders.setdefault(atom, []).append(_ORDERS.get(kind, 4.0))
-                if kind == 3 and self.symbols[other] in ("N", "O"):
-                    unknown.add(atom)
-                if self.symbols[other] not in _NONMETALS and self.symbols[other] in atomic_numbers:
-                    unknown.add(atom)
-        carbons = [k for k, own in orders.items() if self.symbols[k] == "C" and len(own) < 3 and k not in unknown]
-        lacking = sum(4 - sum(orders[k]) for k in carbons if sum(orders[k]) < 4)
+        metals = atomic_numbers.keys() - _NONMETALS
+        lacking = 0.0
+        for k, bonds in self._neighbors.items():
+            if self.symbols[k] != "C" or len(bonds) > 2 or k in self.charges or k in self.unpaired:
+                continue
+            if not any(other in metals or (kind == 3 and other in ("N", "O")) for kind, other in bonds):
+                lacking += max(0.0, 4 - sum(_ORDERS.get(kind, 4.0) for kind, _ in bonds))
         hydrogens = sum(symbol in ("H", *ISOTOPES) for symbol in self.symbols)
         if lacking > hydrogens:
             raise BadData(
@@ -312,15 +317,12 @@ class Molecule:
 
         Atoms with bonds of unknown or aromatic type or to metals are left out.
         """
-        orders: dict[int, list[float]] = {}
-        for one, two, kind in self.bonds:
-            for atom, other in ((one, two), (two, one)):
-                known = kind in (1, 2, 3) and self.symbols[other] in _NONMETALS
-                orders.setdefault(atom, []).append(kind if known else math.nan)
-        return sum(
-            _SHOWN.get((self.symbols[k], math.fsum(own)), 0) - int(self.symbols[k] == "C" and own == [3.0])
-            for k, own in orders.items()
-        )
+        total = 0
+        for k, bonds in self._neighbors.items():
+            known = all(kind in (1, 2, 3) and other in _NONMETALS for kind, other in bonds)
+            order = sum(kind for kind, _ in bonds) if known else 0
+            total += _SHOWN.get((self.symbols[k], order), 0) - int(self.symbols[k] == "C" and bonds[0][0] == order == 3)
+        return total
 
     def partial_charges(self) -> dict[str, list[float]]:
         """Return data items that have a number for each atom: alone, or behind its index."""
