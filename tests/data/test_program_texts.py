@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from ase.build import molecule
+from ase.io import write
 
 from torchmdnet2.data import open_dataset
 from torchmdnet2.data.program_texts import program_statements, states_charges
@@ -137,6 +139,54 @@ def test_a_structure_has_the_charge_of_the_input_of_its_program(tmp_path, name, 
     assert read_structures(tmp_path / name)[0].info["charge"] == -1
     (tmp_path / "a.xyz").write_text("1\n\nHe 0 0 0\n")  # its program is another one
     assert "charge" not in read_structures(tmp_path / "a.xyz")[0].info
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.xyz", "3\n\nO 0 0 0\nH 0 0.76 0.6\nH 0 -0.76 0.6\n"),
+        ("coord", COORD.format("")),
+        ("a.gen", "3 C\nO H\n1 1 0 0 0\n2 2 0 0.76 0.6\n3 2 0 -0.76 0.6\n"),
+    ],
+)
+def test_a_structure_has_the_charge_and_spin_of_the_files_of_xtb_beside_it(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+
+    def stated(info=None):
+        keys = {} if name == "a.xyz" else None
+        if keys is not None:
+            (sample,) = open_dataset(tmp_path / name, keys)
+            assert (sample.system.charge.item(), sample.system.spin.item()) == (info[0] or 0, info[1] or 0)
+        (atoms,) = read_structures(tmp_path / name)
+        return atoms.info.get("charge"), atoms.info.get("spin")
+
+    assert stated((None, None)) == (None, None)
+    (tmp_path / ".CHRG").write_text("-2\n")
+    (tmp_path / ".UHF").write_text("0\n")
+    assert stated((-2, None)) == (-2, None)
+    (tmp_path / ".UHF").write_text("  2  \n")
+    assert stated((-2, 3)) == (-2, 3)
+    (tmp_path / ".CHRG").write_text("many\n")
+    with pytest.raises(BadData, match=r"\.CHRG: \.CHRG must be a whole number, got many"):
+        read_structures(tmp_path / name)
+
+
+def test_the_files_of_xtb_against_what_a_file_states(tmp_path):
+    water, ion = "3\n{}\nO 0 0 0\nH 0 0.76 0.6\nH 0 -0.76 0.6\n", "2\n{}\nO 0 0 0\nH 0 0.76 0.6\n"
+    path = tmp_path / "a.xyz"
+    (tmp_path / ".CHRG").write_text("-2")
+    path.write_text(water.format("charge=0"))
+    for read in (read_structures, lambda path: open_dataset(path, {})):
+        with pytest.raises(BadData, match=r"0 by 'charge' and -2 by the file \.CHRG beside it"):
+            read(path)
+    path.write_text(water.format("") * 2)
+    assert [atoms.info["charge"] for atoms in read_structures(path)] == [-2, -2]
+    path.write_text(water.format("") + ion.format(""))
+    for read in (read_structures, lambda path: open_dataset(path, {})):
+        with pytest.raises(BadData, match=r"the file \.CHRG beside it is of one molecule, and the structures have"):
+            read(path)
+    write(tmp_path / "a.traj", molecule("H2O"))
+    assert "charge" not in read_structures(tmp_path / "a.traj")[0].info
 
 
 DUMP = "ITEM: UNITS\n{}\nITEM: TIMESTEP\n0\nITEM: NUMBER OF ATOMS\n3\nITEM: BOX BOUNDS ff ff ff\n-9 9\n-9 9\n-9 9\n"

@@ -696,6 +696,16 @@ def test_the_modules_of_the_host_program_for_its_own_processes_stay():
     )
 
 
+@pytest.mark.parametrize(("charge", "named"), [("-2", True), ("0", False)])
+def test_the_charge_in_a_file_of_xtb_beside_a_stream_is_named(tmp_path, charge, named):
+    write(tmp_path / "in.xyz", rattled(["H2O"]), format="extxyz")
+    (tmp_path / ".CHRG").write_text(charge)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torchmdnet2.score(tiny_potential(), tmp_path / "in.xyz", tmp_path / "out.csv", novelty=False)
+    assert named == any("the file .CHRG beside it is not read, since a stream" in str(one.message) for one in caught)
+
+
 def test_scores_state_the_charge_that_charges_of_atoms_state(small):
     atoms = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
     atoms.set_initial_charges([-1, 0])

@@ -46,7 +46,7 @@ from .labels import (
     stress_of,
 )
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, find_format, joined, register_format, stacked
-from .structures import Found, database_rows, files_beside, open_found, reason
+from .structures import Beside, Found, database_rows, files_beside, open_found, reason
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -249,8 +249,14 @@ class ExtxyzReader(FrameReader):
 
     extensions = ("xyz", "extxyz")
 
+    @classmethod
+    def files_of(cls, paths: Sequence[str], keys: Names) -> list[str]:
+        return [found for file in super().files_of(paths, keys) for found in (file, *files_beside(file))]
+
     def frames(self) -> Iterator[Frame]:
-        return read_extxyz(self.path)
+        beside = Beside(self.path)
+        for frame in read_extxyz(self.path):
+            yield beside.added_to(frame, frame.numbers) if beside else frame
 
 
 @register_format("ase")

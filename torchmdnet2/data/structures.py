@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from itertools import combinations, islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from ..core.stated import (
     whole_number,
 )
 from ..errors import BadData, MissingBackend, StructureWarning
-from .extxyz import BOM, ISOTOPES, raw_frames, structure_of
+from .extxyz import BOM, ISOTOPES, Frame, raw_frames, structure_of
 from .program_texts import (
     MASSES,
     Molecule,
@@ -43,7 +43,7 @@ from .program_texts import (
 )  # fmt: skip
 
 __all__ = [
-    "Found", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
+    "Beside", "Found", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
     "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
 ]  # fmt: skip
 
@@ -164,6 +164,12 @@ def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Foun
         format = format or ase.io.formats.filetype(name)
     if format in ("extxyz", "xyz"):
         return _Xyz(name)
+    found = _opened(name, format)
+    beside = Beside(name if format in _OF_XTB else None)
+    return [beside.added_to(one, one.atoms.numbers) for one in found] if beside else found
+
+
+def _opened(name: str, format: str) -> Sequence[Found]:
     if format == "traj":
         return _Trajectory(name)
     if format in ("db", "json"):
@@ -390,10 +396,73 @@ _INPUTS = {
 """Formats of files with structures only -> name of the program's input, which states charge and multiplicity."""
 
 
+_XTB = (".CHRG", ".UHF")
+"""Files of xtb in the folder of its input: total charge, and number of unpaired electrons."""
+
+_OF_XTB = ("turbomole", "gen", "vasp", "sdf", "mol", "proteindatabank")
+"""Formats that xtb reads, besides XYZ."""
+
+
 def files_beside(path: str, *names: str) -> list[str]:
     """Return the inputs of programs that may state more about the structures in a file; by default of any program."""
-    inputs = [Path(path).with_name(name) for name in names or sorted({*_INPUTS.values()})]
+    inputs = [Path(path).with_name(name) for name in names or (*sorted({*_INPUTS.values()}), *_XTB)]
     return [str(file) for file in inputs if file.name != Path(path).name and file.is_file()]
+
+
+_T = TypeVar("_T", Found, Frame)
+
+
+class Beside:
+    """What the files .CHRG and .UHF of xtb beside a file state of the molecule in it; false if they state nothing.
+
+    A .UHF of 0 states nothing: xtb takes it for the lowest multiplicity.
+
+    Args:
+        path: the file with structures; None: there are no such files.
+
+    Attributes:
+        charge, spin: statements.
+
+    Raises:
+        BadData: they contain no whole number.
+    """
+
+    def __init__(self, path: str | None):
+        self.path = path
+        self.charge: list[Statement] = []
+        self.spin: list[Statement] = []
+        self._atoms: np.ndarray | None = None
+        for file in files_beside(path, *_XTB) if path is not None else ():
+            for word in _text(file).split()[:1]:
+                name = Path(file).name
+                number = whole_number(word, name, file)
+                if name == ".CHRG":
+                    self.charge.append(Statement(number, "the file .CHRG beside it"))
+                elif number:
+                    self.spin.append(Statement(number + 1, "the file .UHF beside it"))
+
+    def __bool__(self) -> bool:
+        return bool(self.charge or self.spin)
+
+    def added_to(self, found: _T, numbers: np.ndarray) -> _T:
+        """Return a structure with these statements among its own.
+
+        Args:
+            found: a structure with the attributes `charge` and `spin`.
+            numbers: [N] its atomic numbers.
+
+        Raises:
+            BadData: it is another molecule than the one before.
+        """
+        atoms = np.sort(numbers)
+        self._atoms = atoms if self._atoms is None else self._atoms
+        if not np.array_equal(atoms, self._atoms):
+            sources = " and ".join(one.source for one in (*self.charge, *self.spin))
+            raise BadData(
+                f"{self.path}: {sources} is of one molecule, and the structures have different atoms: write charge=… "
+                "into each of them, and remove that file"
+            )
+        return found._replace(charge=[*found.charge, *self.charge], spin=[*found.spin, *self.spin])
 
 
 class _Completed(Sequence):
@@ -461,6 +530,7 @@ class _Xyz(Sequence):
         with _in_words(path):
             self._count = sum(1 for _ in raw_frames(path))
         self._next, self._raw = 0, raw_frames(path)
+        self._beside = Beside(path)
 
     def __len__(self) -> int:
         return self._count
@@ -471,7 +541,8 @@ class _Xyz(Sequence):
             self._next, self._raw = 0, raw_frames(self.path)
         raw = next(islice(self._raw, k - self._next, None))
         self._next = k + 1
-        return _of_xyz(raw, f"{self.path}, structure {k}" if self._count > 1 else self.path)
+        found = _of_xyz(raw, f"{self.path}, structure {k}" if self._count > 1 else self.path)
+        return self._beside.added_to(found, found.atoms.numbers) if self._beside else found
 
 
 def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Atoms:

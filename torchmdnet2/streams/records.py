@@ -228,6 +228,11 @@ class RecordFile:
         self.size = max(1, Path(path).stat().st_size)
 
     @property
+    def splits(self) -> bool:
+        """Whether records are parsed one by one, apart from the file."""
+        return self._split is not None
+
+    @property
     def fraction(self) -> float:
         """Return the part of the file that has been read, from 0 to 1; formats that are read at once have no part."""
         if self._ended:

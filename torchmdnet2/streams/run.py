@@ -23,6 +23,7 @@ from ..adapters.model import open_model
 from ..core.devices import device_of
 from ..core.files import claimed
 from ..data.hdf5_file import load_h5py
+from ..data.structures import Beside
 from ..ensemble import model_files
 from ..errors import BadConfig, BadData, StructureWarning
 from ..kernels.notice import usable_cores
@@ -364,6 +365,16 @@ class _Source:
             raise BadConfig(f"seed must be at least 0, got {seed}")
         self.preparation = Preparation(conformers, seed or 0)
         self.file = RecordFile(str(structures)) if isinstance(structures, str | os.PathLike) else None
+        if self.file is not None and self.file.splits:
+            beside = Beside(self.file.path)
+            for one in (*beside.charge, *beside.spin):
+                if one.value:
+                    warnings.warn(
+                        f"{self.file.path}: {one.source} is not read, since a stream may have many molecules: write "
+                        "charge=… and spin=… into its records",
+                        StructureWarning,
+                        stacklevel=4,
+                    )
         self._given = structures
         suffix = "".join(Path(str(structures)).suffixes).lower() if self.file else ""
         self.has_bonds = any(part in suffix for part in _BONDS)
