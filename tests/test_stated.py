@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -421,6 +422,26 @@ def test_a_warning_is_shown_once(potential, tmp_path, capsys, monkeypatch):
     (tmp_path / "a.xyz").write_text("3\n0 3 \nO 0 0 0\nH 0 0.76 0.6\nH 0 -0.76 0.6\n")
     assert main(["md", "m.tmn", "a.xyz", "--steps", "1", "--every", "1"]) == 0
     assert capsys.readouterr().err.count("begins with '0 3'") == 1
+
+
+@pytest.mark.parametrize("copied", [lambda atoms: atoms, deepcopy])
+def test_what_a_reader_has_told_a_calculator_does_not_repeat(potential, tmp_path, copied):
+    for name in ("a.xyz", "b.xyz"):
+        (tmp_path / name).write_text("3\noxalate 2- Q=-2\nO 0 0 0\nH 0 0.76 0.6\nH 0 -0.76 0.6\n")
+        with pytest.warns(StructureWarning) as caught:
+            (atoms,) = read_structures(tmp_path / name)
+        assert len(caught) == 2 and all(str(one.message).startswith(f"{tmp_path / name}: '") for one in caught)
+    atoms = copied(atoms)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StructureWarning)
+        TorchMDNet2Calculator(potential).get_potential_energy(atoms)
+        System.from_ase(atoms)
+    atoms.info["chg"] = 3
+    with pytest.warns(StructureWarning) as caught:  # a further entry is named
+        System.from_ase(atoms)
+    assert [str(one.message)[:24] for one in caught] == ["info['chg'] is not read: "[:24]]
+    with pytest.warns(StructureWarning, match=r"info\['Q'\]"):  # and so are all of a structure in memory
+        System.from_ase(Atoms(atoms, info={**atoms.info}))
 
 
 def test_magnetic_moments_state_the_multiplicity_of_molecules():

@@ -706,6 +706,16 @@ def test_the_charge_in_a_file_of_xtb_beside_a_stream_is_named(tmp_path, charge, 
     assert named == any("the file .CHRG beside it is not read, since a stream" in str(one.message) for one in caught)
 
 
+def test_doubts_about_a_record_are_told_once(small, tmp_path):
+    """Its novelty is computed of the relaxed structure, whose entries are the same."""
+    (tmp_path / "in.xyz").write_text("3\noxalate 2- Q=-2\nO 0 0 0\nH 0 0.76 0.6\nH 0 -0.76 0.6\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (outcome,) = torchmdnet2.relax(small, tmp_path / "in.xyz", tmp_path / "out.xyz")
+    assert [str(one.message).partition(" is not read")[0] for one in caught] == ["'Q'", "'oxalate 2-'"]
+    assert "novelty" in outcome.structures[0].info
+
+
 def test_scores_state_the_charge_that_charges_of_atoms_state(small):
     atoms = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
     atoms.set_initial_charges([-1, 0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from ..errors import BadData, StructureWarning
 from ..units import factor
 
 __all__ = [
-    "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
+    "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "Told", "agreed", "can_count", "cell_of",
     "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_cell", "may_be_charges", "no_cell",
     "of_atoms", "of_charges", "require_angstrom", "require_atoms", "stated_units", "statements",
     "unit_in_name", "warn_of_name", "warn_of_sums", "warn_of_text", "whole_number",
@@ -216,6 +216,8 @@ def statements(
     name: str = "info['{}']",
     known: Collection[str] = (),
     numbers: np.ndarray | None = None,
+    where: str = "",
+    told: set[str] | None = None,
 ) -> dict[str, list[Statement]]:
     """What a structure states of its total charge and multiplicity.
 
@@ -227,6 +229,8 @@ def statements(
         name: what an entry of `info` is called in messages.
         known: "charge" or "spin" where something else gives it: then nothing is missing that would need a warning.
         numbers: [N] atomic numbers; numbers of electrons and formulas that show a charge are then named in a warning.
+        where: the file, for warnings, as "a.xyz: ".
+        told: doubts about these entries of which a reader has told: there is no warning of them; others are added.
 
     Returns:
         Under "charge" and "spin" all statements; none where nothing is stated.
@@ -235,6 +239,7 @@ def statements(
         BadData: an entry of a known name is not a whole number.
     """
     found: dict[str, list[Statement]] = {"charge": [], "spin": []}
+    doubts: list[str] = []
     for key, value in info.items():
         kind = kind_of(key) if isinstance(key, str) else ""
         if kind in ("charge", "spin", "unpaired"):
@@ -242,11 +247,13 @@ def statements(
             if key in arrays or (value is None and plain not in ("charge", "spin")):
                 continue
             if plain not in ("charge", "spin") and _size(value) > 1:
-                _warn(f"{name.format(key)} is not read, for it has {_size(value)} values: write charge=… and spin=…")
+                doubts.append(
+                    f"{name.format(key)} is not read, for it has {_size(value)} values: write charge=… and spin=…"
+                )
                 continue
             if kind == "unpaired" and not can_count(value):
                 if not is_flag(value):
-                    _warn(f"{name.format(key)} is not read: it is no number of unpaired electrons")
+                    doubts.append(f"{name.format(key)} is not read: it is no number of unpaired electrons")
                 continue
             if kind == "spin" and isinstance(value, str):
                 value = _MULTIPLICITIES.get(value.strip().lower(), value)
@@ -257,45 +264,46 @@ def statements(
             elif kind == "charge" or number:  # a multiplicity of 0: not given
                 found[kind].append(Statement(number, name.format(plain)))
         elif kind == "like" and key not in arrays and (_size(value) == 1 or _pair_of(value)):
-            warn_of_name(key, value, name)
+            doubts += _of_name(key, value, name)
     given = {quantity for quantity in found if found[quantity] or quantity in known}
-    _warn_of_symbols(info, given, name)
+    doubts += _of_symbols(info, given, name)
     if numbers is not None:
-        _warn_of_electrons(info, int(np.sum(numbers)), given, name)
-    _comment(info, given, numbers)
+        doubts += _of_electrons(info, int(np.sum(numbers)), given, name)
+    doubts += _comment(info, given, numbers)
     for key in SUMMED:
         if key in arrays and (total := _sum(arrays[key])) is not None:
             if total.is_integer():
                 found["charge"].append(Statement(int(total), f"the sum of {SUMMED[key]}"))
             elif key == "initial_charges":
-                _warn("the initial charges do not sum to a whole number: they are not read as the total charge")
+                doubts.append("the initial charges do not sum to a whole number: they are not read as the total charge")
     if "charge" not in known:
         stated = next((one.value for one in found["charge"]), None)
         if stated is None:
-            _smiles(info)
-        warn_of_sums({key: values for key, values in arrays.items() if key not in OF_ATOMS}, stated=stated)
+            doubts += _smiles(info)
+        doubts += _of_sums({key: values for key, values in arrays.items() if key not in OF_ATOMS}, stated)
     if "initial_magmoms" in arrays and np.ndim(arrays["initial_magmoms"]) == 1:
         total = _sum(arrays["initial_magmoms"])
         if total is not None and (periodic or not total.is_integer()):
             why = "of a periodic structure are" if periodic else "do not sum to a whole number, and are"
-            _warn(f"the initial magnetic moments {why} not read as a spin multiplicity")
+            doubts.append(f"the initial magnetic moments {why} not read as a spin multiplicity")
         elif total is not None:
             found["spin"].append(Statement(abs(int(total)) + 1, "the sum of the initial magnetic moments"))
+    _warn(doubts, where, told)
     return found
 
 
-def _warn_of_symbols(info: Mapping[str, Any], known: Collection[str], name: str) -> None:
-    """Warn of z=-2, which is no number of formula units, and of a spin S=1."""
+def _of_symbols(info: Mapping[str, Any], known: Collection[str], name: str) -> Iterator[str]:
+    """Yield doubts about z=-2, which is no number of formula units, and a spin S=1."""
     for key, value in info.items():
         number = float(value) if isinstance(value, int | float | np.number) and not is_flag(value) else 0.0
         if key in ("z", "Z") and "charge" not in known and number.is_integer() and -_MOST <= number < 0:
-            _warn(f"{name.format(key)} is not read: if it is the total charge, write charge={number:g}")
+            yield f"{name.format(key)} is not read: if it is the total charge, write charge={number:g}"
         elif key in ("S", "Ms", "M_S") and "spin" not in known and (2 * number).is_integer() and 0 < number <= _MOST:
-            _warn(f"{name.format(key)} is not read: if it is the spin S, write spin={2 * number + 1:g}")
+            yield f"{name.format(key)} is not read: if it is the spin S, write spin={2 * number + 1:g}"
 
 
-def _warn_of_electrons(info: Mapping[str, Any], protons: int, known: Collection[str], name: str) -> None:
-    """Warn of numbers of electrons, of all or of each spin, that show a charge or a multiplicity."""
+def _of_electrons(info: Mapping[str, Any], protons: int, known: Collection[str], name: str) -> Iterator[str]:
+    """Yield doubts about numbers of electrons, of all or of each spin, that show a charge or a multiplicity."""
     each: dict[bool, tuple[str, int]] = {}
     for key, value in info.items():
         plain = _plain(key) if isinstance(key, str) else ""
@@ -305,7 +313,7 @@ def _warn_of_electrons(info: Mapping[str, Any], protons: int, known: Collection[
         if of_one_spin:
             each["alpha" in plain or "up" in plain] = name.format(key), int(value)
         elif 0 < abs(protons - int(value)) <= _MOST and "charge" not in known:
-            _warn(
+            yield (
                 f"{name.format(key)} is not read: if {int(value)} is the number of all electrons, write "
                 f"charge={protons - int(value)}"
             )
@@ -314,24 +322,24 @@ def _warn_of_electrons(info: Mapping[str, Any], protons: int, known: Collection[
         charge, spin = protons - alpha - beta, abs(alpha - beta) + 1
         charged = 0 < abs(charge) <= _MOST and "charge" not in known
         if charged or (spin > 2 and "spin" not in known):
-            _warn(
+            yield (
                 f"{one} and {other} are not read: if they are the numbers of all electrons of each spin, write "
                 f"charge={charge} spin={spin}"
             )
 
 
-def warn_of_name(key: str, values: Any, name: str = "'{}'") -> None:
-    """Warn of an entry of the kind "like", unless it is 0, which changes nothing, a truth value, or not whole."""
+def _of_name(key: str, values: Any, name: str) -> Iterator[str]:
+    """Yield a doubt about an entry of the kind "like", as `warn_of_name`."""
     if values is None or is_flag(values) or not (isinstance(values, str) or np.any(values)):
         return
     pair = _pair_of(values)
     if pair:
         meant = f"charge={pair[0]} spin={pair[1]}"
-        _warn(f"{name.format(key)} is not read: if it is charge and multiplicity, write {meant}")
+        yield f"{name.format(key)} is not read: if it is charge and multiplicity, write {meant}"
     fraction = 0.0 if isinstance(values, str) else np.abs(values - np.round(values))
     if pair or _plain(key) == "cm" or np.all(fraction > ROUNDING):
         return
-    _warn(
+    yield (
         f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or spin, or "
         f"give a key of data, as in keys: {{charge: {key}}}"
     )
@@ -348,6 +356,11 @@ def _pair(text: str) -> tuple[int, int] | None:
     return (first, second) if abs(first) <= _MOST and 1 <= second <= _MOST and (first, second) != (0, 1) else None
 
 
+def warn_of_name(key: str, values: Any, name: str = "'{}'") -> None:
+    """Warn of an entry of the kind "like", unless it is 0, which changes nothing, a truth value, or not whole."""
+    _warn(_of_name(key, values, name))
+
+
 def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: float | None = None) -> bool:
     """Warn of charges of atoms that sum to another whole number than the total charge.
 
@@ -359,15 +372,19 @@ def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: float | Non
     Returns:
         Whether there are any.
     """
+    return _warn(_of_sums(arrays, stated), where)
+
+
+def _of_sums(arrays: Mapping[str, Any], stated: float | None) -> Iterator[str]:
+    """Yield a doubt about charges, as `warn_of_sums`."""
     for key, values in arrays.items():
         total = _sum(values) if may_be_charges(key) else None
         if total is not None and total.is_integer() and total != round(stated or 0):
             said = f"no total charge is stated: it is taken as 0. If it is {total:g}, state charge={total:g}"
             if stated is not None:
                 said = f"the total charge is stated as {stated:g}: correct the one that is wrong"
-            _warn(f"{where}'{key}' of the atoms sum to {total:g}, and {said}")
-            return True
-    return False
+            yield f"'{key}' of the atoms sum to {total:g}, and {said}"
+            return
 
 
 def agreed(stated: Iterable[Statement], quantity: str, where: str = "", remedy: str = "") -> int | None:
@@ -443,7 +460,8 @@ def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = 
     if not info and not kept:
         return confirmed((), "charge", charge), confirmed((), "spin", spin)
     require_angstrom(info)
-    found = statements(info, kept, bool(atoms.pbc.any()), numbers=atoms.numbers)
+    told = {*info.doubts} if isinstance(info, Told) else None
+    found = statements(info, kept, bool(atoms.pbc.any()), numbers=atoms.numbers, told=told)
     return confirmed(found["charge"], "charge", charge), confirmed(found["spin"], "spin", spin)
 
 
@@ -603,23 +621,23 @@ def formal_charge(smiles: str) -> int:
     return total
 
 
-def _smiles(info: Mapping[str, Any]) -> None:
-    """Warn of a SMILES of an ion."""
+def _smiles(info: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a doubt about a SMILES of an ion."""
     for key, value in info.items():
         if isinstance(value, str) and "smiles" in str(key).lower() and (charge := formal_charge(value)):
-            _warn(
+            yield (
                 f"the formal charges of '{key}' sum to {charge}, and no total charge is stated: it is taken as 0. If "
                 f"it is {charge}, state charge={charge}"
             )
             return
 
 
-def _comment(info: Mapping[str, Any], known: Collection[str], numbers: np.ndarray | None) -> None:
-    """Warn of what a comment line says in free text of charge and multiplicity, and of a unit of length."""
+def _comment(info: Mapping[str, Any], known: Collection[str], numbers: np.ndarray | None) -> Iterator[str]:
+    """Yield doubts about what a comment line says in free text of charge and multiplicity, and of a unit of length."""
     flags = [str(key) for key, value in info.items() if value is True]
     words = [word for flag in flags if _NUMBERS.fullmatch(flag) for word in flag.replace(",", " ").split()]
     if len(words) == 2 and (pair := _pair(" ".join(words))):
-        _warn(
+        yield (
             f"the comment line begins with '{pair[0]} {pair[1]}', which is not read: if it is charge and "
             f"multiplicity, write charge={pair[0]} spin={pair[1]}"
         )
@@ -628,14 +646,40 @@ def _comment(info: Mapping[str, Any], known: Collection[str], numbers: np.ndarra
         if isinstance(value, str) and not kind_of(str(key)) and "smiles" not in str(key).lower()
     }  # fmt: skip
     for key, value in {"": " ".join(flags), **entries}.items():
-        warn_of_text(value, known, numbers, str(key))
+        yield from _of_text(value, known, numbers, str(key))
         text = f"{key}={value}" if key else value
         if other := _OTHER_LENGTH.search(text):
-            _warn(
+            yield (
                 f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "
                 f"in pos_unit={'nm' if other[0][0] in 'nN' else 'bohr'}"
             )
             return
+
+
+def _of_text(text: str, known: Collection[str], numbers: np.ndarray | None, key: str) -> Iterator[str]:
+    """Yield doubts about a text, as `warn_of_text`."""
+    whole = f"{key}={text}" if key else text
+    for says in _SAYS.finditer(whole):
+        kind, sign = kind_of(says["name"]), says["value"].strip("0123456789").replace("−", "-")
+        number = int(sign + says["value"].strip("+−-"))
+        quantity = "charge" if re.search("ch|q", says["name"].lower()) else "spin"
+        usual = int(quantity == "spin" and kind != "unpaired")
+        if kind and number != usual and quantity not in known:
+            yield (
+                f"'{says[0]}' in the text of a comment line or entry is not read: if it states the "
+                f"{_TOTAL[quantity]}, write {quantity}={number + (kind == 'unpaired')}"
+            )
+            known = {*known, quantity}
+            break
+    if "spin" not in known and (state := _HIGH_SPIN.search(whole)):
+        spin = _MULTIPLICITIES[state[1].lower()]
+        yield f"'{whole[:60]}' is not read: if '{state[0]}' is the spin state, write spin={spin}"
+    if "charge" not in known:
+        ion, charge = _formula(text, key, numbers)
+        if not ion and (ion := _ion(whole)):
+            charge = _charge_of(ion)
+        if ion:
+            yield f"'{whole[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge={charge}"
 
 
 def warn_of_text(
@@ -650,34 +694,26 @@ def warn_of_text(
         key: name of the entry that has this text; "": none.
         where: the structure, for the message, as "a.sdf: ".
     """
-    whole = f"{key}={text}" if key else text
-    for says in _SAYS.finditer(whole):
-        kind, sign = kind_of(says["name"]), says["value"].strip("0123456789").replace("−", "-")
-        number = int(sign + says["value"].strip("+−-"))
-        quantity = "charge" if re.search("ch|q", says["name"].lower()) else "spin"
-        usual = int(quantity == "spin" and kind != "unpaired")
-        if kind and number != usual and quantity not in known:
-            _warn(
-                f"{where}'{says[0]}' in the text of a comment line or entry is not read: if it states the "
-                f"{_TOTAL[quantity]}, write {quantity}={number + (kind == 'unpaired')}"
-            )
-            known = {*known, quantity}
-            break
-    if "spin" not in known and (state := _HIGH_SPIN.search(whole)):
-        spin = _MULTIPLICITIES[state[1].lower()]
-        _warn(f"{where}'{whole[:60]}' is not read: if '{state[0]}' is the spin state, write spin={spin}")
-    if "charge" not in known:
-        ion, charge = _formula(text, key, numbers)
-        if not ion and (ion := _ion(whole)):
-            charge = _charge_of(ion)
-        if ion:
-            _warn(
-                f"{where}'{whole[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge={charge}"
-            )
+    _warn(_of_text(text, known, numbers, key), where)
 
 
-def _warn(words: str) -> None:
-    warnings.warn(words, StructureWarning, stacklevel=4)
+def _warn(doubts: Iterable[str], where: str = "", told: set[str] | None = None) -> bool:
+    """Warn of each doubt that is not among those of which a reader has told, and add it to them."""
+    known = set() if told is None else told
+    new = [words for words in doubts if _NAMED.sub(r"\1", words) not in known]
+    for words in new:
+        warnings.warn(f"{where}{words}", StructureWarning, stacklevel=4)
+        known.add(_NAMED.sub(r"\1", words))
+    return bool(new)
+
+
+_NAMED = re.compile(r"\binfo\[('.*?')\]")  # an entry of `Atoms.info`, which has its name alone in a file
+
+
+class Told(dict[str, Any]):
+    """`Atoms.info` of a structure from a file, with the doubts about it that the reader has told of."""
+
+    doubts: frozenset[str] = frozenset()
 
 
 # --- units -----------------------------------------------------------------------------------------------------------
@@ -755,7 +791,7 @@ def _plain_units(key: str, text: str) -> dict[str, StatedUnit]:
                 found.setdefault(quantity, StatedUnit(word, quantity, f"{key}={text}"))
                 break
         else:
-            _warn(f"{key}={text} is not read: '{word}' is no known unit; write energy_unit=…, pos_unit=…")
+            _warn([f"{key}={text} is not read: '{word}' is no known unit; write energy_unit=…, pos_unit=…"])
     return found
 
 

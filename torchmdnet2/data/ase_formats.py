@@ -176,7 +176,7 @@ class FrameReader(Reader):
         try:
             further = {"charge": frame.charge, "spin": frame.spin}
             given = {name for name, more in further.items() if more or name not in self._anywhere}
-            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given, frame.numbers)
+            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given, frame.numbers, f"{self.path}: ")
             for name, more in further.items():
                 found[name] += more
             values = {name: agreed(found[name], name) for name in self._anywhere}

@@ -18,6 +18,7 @@ import numpy as np
 from ..core.files import require_plain
 from ..core.stated import (
     Statement,
+    Told,
     agreed,
     kind_of,
     no_cell,
@@ -476,7 +477,8 @@ class _Completed(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         k = range(len(self))[index]
-        return _completed(self.found[k], f"{self.path}, structure {k}" if len(self) > 1 else self.path)
+        where = f"{self.path}, structure {k}" if len(self) > 1 else self.path
+        return _completed(self.found[k], where, f"{self.path}: ")
 
 
 def database_rows(path: str, kind: str) -> Iterator[Found]:
@@ -587,7 +589,7 @@ def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
         atoms.set_masses(masses)
 
 
-def _completed(found: Found, where: str) -> Atoms:
+def _completed(found: Found, where: str, file: str = "") -> Atoms:
     """Return the structure in Å, with its stated charge and spin in `info`, and without a dummy cell.
 
     Results of a calculation in other units than eV and Å are left out, with a warning: `open_dataset` reads them.
@@ -622,13 +624,17 @@ def _completed(found: Found, where: str) -> Atoms:
     arrays = of_atoms({**info, **(atoms.calc.results if atoms.calc is not None else {}), **atoms.arrays}, len(atoms))
     try:
         known = {name for name, more in (("charge", found.charge), ("spin", found.spin)) if more}
-        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'", known, atoms.numbers)
+        told: set[str] = set()
+        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'", known, atoms.numbers, file, told)
     except BadData as error:
         raise BadData(f"{where}: {error}") from None
     for quantity, more in (("charge", found.charge), ("spin", found.spin)):
         value = agreed([*own[quantity], *more], quantity, f"{where}: ")
         if value is not None:
             info[quantity] = value
+    if told:
+        atoms.info = Told(info)
+        atoms.info.doubts = frozenset(told)
     return atoms
 
 

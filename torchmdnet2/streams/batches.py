@@ -323,9 +323,9 @@ class TaskWorker(Worker[_Options]):
                 tasks.append((outcome, Task(atoms, system, near)))
         if tasks:
             self.compute([task for _, task in tasks])
-        structures = [task.found for _, task in tasks if task.found is not None]
-        novelty = novelty_of(self.rated, structures, [len(atoms) for atoms in structures], System.from_ase)
-        for atoms, score in zip(structures, [] if novelty is None else novelty.tolist(), strict=False):
+        ended = [(task.system, task.found) for _, task in tasks if task.found is not None]
+        novelty = novelty_of(self.rated, ended, [system.num_atoms for system, _ in ended], _ended)
+        for (_, atoms), score in zip(ended, [] if novelty is None else novelty.tolist(), strict=False):
             atoms.info["novelty"] = score
         for outcome, task in tasks:
             if task.found is not None:
@@ -334,6 +334,16 @@ class TaskWorker(Worker[_Options]):
             else:
                 outcome.errors.append(task.error)
         return outcomes
+
+
+def _ended(pairs: Sequence[tuple[System, Atoms]]) -> System:
+    """Return systems with the positions and cells of results, as a batch."""
+    return System.concatenate(
+        [
+            system.replace(pos=torch.from_numpy(atoms.positions), cell=torch.from_numpy(atoms.cell.array)[None])
+            for system, atoms in pairs
+        ]
+    )
 
 
 def _fits_features(most: int, atoms: int, _structures: int) -> bool:
