@@ -108,6 +108,7 @@ def broken(**changes) -> Sample:
 
 NAN_POSITION = torch.tensor([[0.0, 0, 0], [0, math.nan, 0], [1, 1, 1]], dtype=torch.float64)
 CELL = torch.eye(3, dtype=torch.float64)[None] * 5
+FLAT = torch.tensor([[[5.0, 0, 0], [0, 5, 0], [5, 5, 0]]], dtype=torch.float64)
 ASYMMETRIC = torch.tensor([[[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]]], dtype=torch.float64)
 
 FAULTS = [
@@ -116,8 +117,12 @@ FAULTS = [
     (broken(z=torch.tensor([8, 1, 119])), "the atomic number of atom 2 is 119"),
     (broken(charge=torch.tensor([0.5], dtype=torch.float64)), "charge must be a whole number, got 0.5"),
     (broken(charge=torch.tensor([math.nan], dtype=torch.float64)), "charge is not finite"),
+    (broken(charge=torch.tensor([10_001.0]).double()), "charge must be a whole number up to 10,000, got 10001"),
     (broken(spin=torch.tensor([-1])), "spin multiplicity is negative"),
     (broken(pbc=torch.ones(1, 3, dtype=torch.bool)), "periodic along a lattice vector that is zero"),
+    (broken(pbc=torch.ones(1, 3, dtype=torch.bool), cell=CELL / 51), "a lattice vector is shorter than 0.1 Å"),
+    (broken(cell=CELL * math.nan), "its cell is not finite"),
+    (broken(pbc=torch.ones(1, 3, dtype=torch.bool), cell=FLAT), "linearly dependent"),
     (broken(labels={"energy": torch.tensor([math.inf])}), "energy is infinite"),
     (broken(labels={"energy": torch.tensor(1.0)}), r"energy has the shape \(\)"),
     (broken(labels={"forces": torch.zeros(4, 3)}), r"forces has the shape \(4, 3\), but 3 atoms need \(3, 3\)"),

@@ -1,6 +1,7 @@
 """Formats of dpdata: numbers, units and signs of files that are written here."""
 
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -295,6 +296,45 @@ def test_energies_forces_and_the_sign_of_the_stress(tmp_path, name, write, file,
     assert_frames(open_dataset(tmp_path / file, KEYS, format=f"dpdata/{name}"), frames, atol=3e-7)
     with pytest.raises(BadData, match="dpdata converts to eV and Å"):
         open_dataset(tmp_path / file, KEYS, {"energy": "hartree"}, format=f"dpdata/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "file", "mark", "unconverged"),
+    [
+        ("vasp/outcar", write_outcar, "OUTCAR", "1(   9)", "1(  60)"),
+        ("vasp/xml", write_vasprun, "vasprun.xml", "<scstep/>", "<scstep/>" * 60),
+    ],
+)
+def test_frames_that_did_not_converge_are_left_out(tmp_path, name, write, file, mark, unconverged):
+    frames = [alloy(seed) for seed in range(3)]
+    write(tmp_path / file, frames)
+    first, *others = (tmp_path / file).read_text().split(mark)
+    (tmp_path / file).write_text(first + mark + others[0] + unconverged + mark.join(others[1:]))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert_frames(open_dataset(tmp_path / file, KEYS, format=f"dpdata/{name}"), [frames[0], frames[2]], atol=3e-7)
+    assert any("unconverged" in str(one.message) for one in told) is (name == "vasp/outcar")
+
+
+@pytest.mark.parametrize("name", ["pwmat/movement", "openmx/md"])
+def test_virials_whose_sign_is_not_known_are_not_read(tmp_path, monkeypatch, name):
+    from dpdata.format import Format
+
+    frame = alloy()
+    symbols = list(dict.fromkeys(frame.get_chemical_symbols()))
+    types = [symbols.index(symbol) for symbol in frame.get_chemical_symbols()]
+    made = {
+        "atom_names": symbols, "atom_numbs": [types.count(k) for k in range(len(symbols))],
+        "atom_types": np.array(types), "orig": np.zeros(3), "cells": frame.cell.array[None],
+        "coords": frame.positions[None], "energies": np.array([frame.get_potential_energy()]),
+        "forces": frame.get_forces()[None], "virials": np.eye(3)[None],
+    }  # fmt: skip
+    monkeypatch.setattr(Format.get_formats()[name], "from_labeled_system", lambda *_, **__: made)
+    (tmp_path / "a.out").write_text("")
+    assert sorted(open_dataset(tmp_path / "a.out", format=f"dpdata/{name}")[0].labels) == ["energy", "forces"]
+    for label in ("virial", "stress"):
+        with pytest.raises(BadData, match=f"no frame has '{label}'"):
+            open_dataset(tmp_path / "a.out", {label: label}, format=f"dpdata/{name}")
 
 
 @pytest.mark.parametrize(

@@ -204,8 +204,10 @@ def whole_number(value: Any, name: str, where: str = "") -> int:
         number = math.nan
     if is_flag(value) and stating:
         remedy = f": in the comment line of a file, write {key}={int(kind_of(key) == 'spin')}"
-    if not math.isfinite(number) or abs(number - round(number)) > ROUNDING or (stating and abs(number) > LARGEST):
-        raise BadData(f"{where}{': ' if where else ''}{name} must be a whole number, got {value}{remedy}")
+    large = stating and math.isfinite(number) and abs(number) > LARGEST
+    if large or not math.isfinite(number) or abs(number - round(number)) > ROUNDING:
+        limit = f" up to {LARGEST:,}" if large else ""
+        raise BadData(f"{where}{': ' if where else ''}{name} must be a whole number{limit}, got {value}{remedy}")
     return round(number)
 
 
