@@ -206,6 +206,22 @@ def test_what_has_no_equivalent_is_not_exported():
         export_state(tiny_potential(model={"name": "tensornet2", "hidden_channels": 8, "num_rbf": 4, "q_dim": 2}))
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("et", "vector_cutoff is off, as trained: the energy jumps when a pair crosses the cutoff"),
+        ("tensornet2_coulomb_cut", "the Coulomb force jumps a little at the cutoff, as trained: switch_width"),
+        ("tensornet2", "the charges sum to the total charge up to 1e-6 of the correction, as in the training"),
+        ("tensornet_o3", "the checkpoint does not state its elements: all are allowed; give the elements"),
+        ("tensornet_o3", "energies are in eV and positions in Å: the checkpoint does not state units"),
+    ],
+)
+def test_what_differs_from_models_made_here_is_said(name, words):
+    args, state, _ = golden(name)
+    assert words in decisions(convert(args, state))
+    assert "jumps" not in decisions(convert(*golden("et_vector_cutoff")[:2]))
+
+
 def test_atom_filters_are_carried():
     """A filtered model, which TorchMD-Net 3 cannot evaluate: the same tensors one level deeper."""
     args, state, system = golden("tensornet_o3")

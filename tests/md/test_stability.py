@@ -15,7 +15,7 @@ from ase.io import read, write
 
 from torchmdnet2 import System
 from torchmdnet2.cli import main
-from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.errors import BadConfig, BadData, StructureWarning
 from torchmdnet2.md import ReplicaOutcome, StabilityReport, Unphysical, check_stability
 from torchmdnet2.md import stability as replicas
 from torchmdnet2.md.guard import Bonds
@@ -98,6 +98,13 @@ def test_a_jump_of_the_conserved_energy_is_told(potential, bonded):
     report = check_stability(potential, [H2], [600], time=0.1, replicas=3)
     assert report.survived and report.summaries[0].jumps == 3
     assert all(0 < run.jumped_at <= 0.1 for run in report.runs)
+
+
+def test_atoms_nearer_than_any_bond_at_the_start_are_warned_of(potential, bonded):
+    """In a model without a repulsive prior, which may attract them."""
+    near = Atoms("H2", [[0, 0, 0], [0, 0, 0.49]])
+    with pytest.warns(StructureWarning, match=r"frame 1: atom 0 \(H\) and .* this model has no repulsive prior"):
+        check_stability(potential, [H2, near], [1], time=0.01, replicas=2)
 
 
 def test_a_weak_bond_breaks(potential, bonded):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from ase import Atoms
 
@@ -40,3 +41,10 @@ class Pairs(Prior):
 
 def potential(energy, cutoff=5.0, elements=(1, 6, 8)) -> Potential:
     return without_network([Pairs(energy, cutoff)], elements, cutoff).double()
+
+
+def icosahedron():
+    """The 12 corners, as unit vectors."""
+    g = (1 + 5**0.5) / 2
+    points = [p for a in (-1, 1) for b in (-g, g) for p in ((0, a, b), (a, b, 0), (b, 0, a))]
+    return [np.array(p) / np.linalg.norm(p) for p in points]

@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.build import molecule
 from ase.io import write
 from commands import tiny
+from planted import icosahedron
 
 from torchmdnet2 import Potential
 from torchmdnet2.checkpoint import save
@@ -140,6 +141,19 @@ def test_refusals(capsys, folder, tmp_path, monkeypatch):
         got, _, err = scan(capsys, *arguments)
         assert got == code and words in err and "Traceback" not in err, err
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_what_is_left_out_or_doubtful_is_said(capsys, folder, tmp_path):
+    """Elements whose atoms are hidden by others; atoms nearer than any bond, if the model does not repel."""
+    shell = [[0, 0, 0], *(1.6 * corner for corner in icosahedron())]
+    write(tmp_path / "shell.xyz", Atoms("OH12", shell))
+    arguments = ["--only", "contact", "--output", tmp_path / "x"]
+    code, out, err = scan(capsys, folder / "z.tmn", tmp_path / "shell.xyz", *arguments)
+    assert code == 0 and "no contact of O…O: other atoms would be closer" in out + err and "repulsive" not in err
+    write(tmp_path / "near.xyz", Atoms("H2", [[0, 0, 0], [0, 0, 0.49]]))
+    for model, said in (("m", True), ("z", False)):
+        code, out, err = scan(capsys, folder / f"{model}.tmn", tmp_path / "near.xyz", *arguments)
+        assert code == 0 and ("atom 0 (H) and atom 1 (H)" in err and "no repulsive prior" in err) is said
 
 
 def test_two_copies_of_an_ion_have_a_charge_of_their_own(capsys, folder, tmp_path):

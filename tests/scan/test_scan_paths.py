@@ -7,6 +7,7 @@ import pytest
 from ase import Atoms
 from ase.build import molecule
 from ase.data import covalent_radii
+from planted import icosahedron
 
 from torchmdnet2 import System
 from torchmdnet2.scan.paths import BondGraph, bond_paths, contact_paths, torsion_paths
@@ -105,15 +106,9 @@ def test_contacts():
 
 
 def test_an_atom_that_cannot_be_reached_has_no_contacts():
-    shell = Atoms("SiH12", [[0, 0, 0], *(1.6 * v for v in _icosahedron())])
+    shell = Atoms("SiH12", [[0, 0, 0], *(1.6 * v for v in icosahedron())])
     paths, hidden = contact_paths(System.from_ase(shell), cutoff=4.0)
     assert hidden == ["Si…Si"] and [path.name for path in paths] == ["H…H", "H…Si"]
-
-
-def _icosahedron():
-    g = (1 + 5**0.5) / 2
-    points = [p for a in (-1, 1) for b in (-g, g) for p in ((0, a, b), (a, b, 0), (b, 0, a))]
-    return [np.array(p) / np.linalg.norm(p) for p in points]
 
 
 def test_minima():

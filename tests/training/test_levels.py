@@ -198,6 +198,11 @@ def test_refusals(two, fault):
         parse_config(two)
 
 
+def test_ensembles_of_several_levels_are_refused(two):
+    with pytest.raises(BadConfig, match="--members: not possible with several levels of theory; train each model sep"):
+        run_members(parse_config(two), 2, check=True)
+
+
 def test_relative_energies(two, tmp_path):
     """Frames of a group are in one batch, and a shift of a group's energies changes neither loss nor gradient."""
     found = []

@@ -4,6 +4,8 @@ loop, in float64 on the CPU."""
 from __future__ import annotations
 
 import copy
+import re
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -14,9 +16,11 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
-from torchmdnet2.training.run.start import make_trainer, own_torch_state
+from torchmdnet2.training.run.start import make_trainer, own_torch_state, pack_steps
+from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.loop import further_labels, pack_part, pack_trainer
 from torchmdnet2.training.steps.network import uncapturable_reason
 from torchmdnet2.training.steps.packed_frames import Capacity
@@ -164,6 +168,46 @@ def test_a_head_that_reads_edges_says_so(raw_config, file):
     trainer = made(raw, False)
     trainer.potential.properties["charges"].reads_edges = True
     assert pack_trainer(trainer) == "the head ChargesHead, which reads edges"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"head": {"reduce": "mean"}}, "the head ScalarHead"),
+        ({"atom_filter": 1}, "an atom filter"),
+        ({"priors": [{"name": "atomref", "trainable": True}]}, "the prior Atomref, which is trained"),
+        ({}, "energies relative to the mean of a group"),
+        ({}, r"\d+ GB of frames, and 0 GB are free"),
+    ],
+)
+def test_what_cannot_be_captured_is_an_error_where_it_is_asked_for(raw_config, file, monkeypatch, change, words):
+    """On a GPU with `cuda_graphs: true`, and on several devices; otherwise a note on a GPU. Here without one."""
+    raw = raw_of(raw_config, file, {"energy": "energy", "forces": "forces"}, **change)
+    trainer = made(raw, False)
+    if "mean of a group" in words:
+        loss = trainer.config.loss.model_copy(update={"relative_energy": 1.0})
+        trainer.config = trainer.config.model_copy(update={"loss": loss})
+    if "GB" in words:
+        monkeypatch.setattr("torchmdnet2.training.steps.loop._CPU_ROOM", 0)
+    with pytest.raises(BadConfig, match=f"several devices cannot be used with {words}; start one process"):
+        pack_steps(trainer, SimpleNamespace(size=2))
+    monkeypatch.setattr("torchmdnet2.training.steps.loop.find_spec", lambda name: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    for wanted in (True, "auto"):
+        trainer.device = torch.device("cuda")
+        trainer.config = trainer.config.model_copy(update={"cuda_graphs": wanted})
+        if wanted is True:
+            with pytest.raises(BadConfig, match=rf"training\.cuda_graphs: cannot be used with {words}; set it to auto"):
+                pack_steps(trainer, Devices())
+        else:
+            assert re.search(f"note: training without CUDA graphs .*{words}", pack_steps(trainer, Devices()))
+
+
+def test_several_devices_need_captured_steps(raw_config, file):
+    trainer = made(raw_of(raw_config, file, {"energy": "energy", "forces": "forces"}), False)
+    trainer.config = trainer.config.model_copy(update={"cuda_graphs": False})
+    with pytest.raises(BadConfig, match=r"training\.cuda_graphs: several devices need CUDA graphs; set it"):
+        pack_steps(trainer, SimpleNamespace(size=2))
 
 
 @pytest.fixture(scope="module")

@@ -269,13 +269,16 @@ def remedy_of_close_atoms(potentials: Iterable[Potential]) -> str:
     )
 
 
-def check_overlaps(system: System, potentials: Iterable[Potential] = (), kind: str = "replica") -> bool:
+def check_overlaps(
+    system: System, potentials: Iterable[Potential] = (), kind: str = "replica", where: str = ""
+) -> bool:
     """Refuse a structure in which two atoms overlap.
 
     Args:
         system: B structures.
         potentials: that compute it. Where one of them has no repulsive prior, a pair nearer than any bond is warned of.
         kind: what messages call one of several structures.
+        where: the structure, for the warning, as "frame 3".
 
     Returns:
         Whether there was a warning.
@@ -286,7 +289,7 @@ def check_overlaps(system: System, potentials: Iterable[Potential] = (), kind: s
     words = next(filter(None, close_atoms(system, kind)), "")
     remedy = remedy_of_close_atoms(potentials) if words else ""
     if remedy:
-        warnings.warn(f"{words}: {remedy}", StructureWarning, stacklevel=3)
+        warnings.warn(f"{where}{': ' if where else ''}{words}: {remedy}", StructureWarning, stacklevel=3)
     return bool(remedy)
 
 

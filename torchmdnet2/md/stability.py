@@ -581,7 +581,7 @@ def checked_start(frame: Atoms, number: int, potential: Potential, charge: int |
     try:
         start = plain_copy(frame, charge, spin)
         check_start(start, potential)
-        check_overlaps(System.from_ase(start), [potential])
+        check_overlaps(System.from_ase(start), [potential], where=f"frame {number}")
     except (Unphysical, ValueError) as error:
         rename(error, f"frame {number}")
         raise
