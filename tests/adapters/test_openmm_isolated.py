@@ -158,6 +158,26 @@ def test_a_part_longer_than_half_of_the_box_is_refused(charged_file):
         evaluate(context_of(system, atoms))
 
 
+def test_a_part_that_becomes_too_long_during_a_simulation(charged_file):
+    """Each evaluation looks at the positions and the box as they are then."""
+    atoms = acetate()
+    atoms.set_cell(np.eye(3) * 9.0)
+    atoms.pbc = True
+    system = system_of(atoms)
+    add_force(system, charged_file, topology_of(atoms), SEVEN, charge=-1)
+    context = context_of(system, atoms)
+    before, _ = evaluate(context)
+    context.setPositions(1.8 * atoms.positions / 10)
+    with pytest.raises(openmm.OpenMMException, match=r"longer than half of the shortest width.*4\.50 Å"):
+        evaluate(context)
+    context.setPositions(atoms.positions / 10)
+    context.setPeriodicBoxVectors(*np.eye(3) * 0.6)
+    with pytest.raises(openmm.OpenMMException, match=r"longer than half of the shortest width.*3\.00 Å"):
+        evaluate(context)
+    context.setPeriodicBoxVectors(*np.eye(3) * 0.9)
+    assert evaluate(context)[0] == before
+
+
 def test_molecules_of_openmm():
     """By the bonds of the topology; a residue without any in a part is one molecule."""
     two = acetate() + acetate()

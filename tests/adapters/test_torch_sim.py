@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from ase.build import bulk, molecule
@@ -11,6 +13,7 @@ from torch_sim.models.interface import SumModel, validate_model_outputs  # noqa:
 
 from torchmdnet2 import Potential, System  # noqa: E402
 from torchmdnet2.adapters.torch_sim import TorchMDNet2Model  # noqa: E402
+from torchmdnet2.errors import BadData  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -76,6 +79,27 @@ def test_refusals(metals):
         model(state)
     with pytest.raises(ValueError, match="U"):
         model(ts.io.atoms_to_state([bulk("U", "bcc", a=3.4)], CPU, torch.float64))
+
+
+def test_results_that_are_not_finite(metals):
+    broken = copy.deepcopy(metals)
+    broken.energy_scale = float("nan")
+    with pytest.raises(ValueError, match="result is not finite: a structure is unphysical"):
+        TorchMDNet2Model(broken)(ts.io.atoms_to_state([molecule("H2O")], CPU, torch.float64))
+
+
+def test_statements_of_the_charge_that_differ():
+    """Every name of a charge is read; two of them must agree."""
+    water = molecule("H2O")
+    names = {"charge": "charge", "total_charge": "total_charge"}
+    for second in (1, 2):
+        water.info.update(charge=1, total_charge=second)
+        state = ts.io.atoms_to_state([water], CPU, torch.float64, system_extras_map=names)
+        if second == 1:
+            assert TorchMDNet2Model._stated(state, "charge").tolist() == [1]
+        else:
+            with pytest.raises(BadData, match="extras charge and total_charge differ: remove the one that is wrong"):
+                TorchMDNet2Model._stated(state, "charge")
 
 
 def test_dynamics_and_sums(metals):
