@@ -227,6 +227,21 @@ def test_md(capsys, folder, tmp_path):
         np.testing.assert_allclose(calc.get_property("forces", frame), frame.get_forces(), atol=1e-9)
 
 
+def test_md_starts_from_the_last_structure_of_a_file(capsys, folder, tmp_path):
+    """And says so, unless another is chosen."""
+    frames = [molecule("H2O"), molecule("H2O")]
+    frames[0].positions += 3
+    write(tmp_path / "two.xyz", frames)
+    for chosen, k in (("two.xyz", 1), ("two.xyz@0", 0)):
+        arguments = ["md", folder / "model.tmn", tmp_path / chosen, "--steps", 1, "--output", tmp_path / "r"]
+        code, _, err = run(capsys, *arguments)
+        assert code == 0
+        assert ("two.xyz holds 2 structures; the last is used; choose another as " in err) is (k == 1)
+        np.testing.assert_allclose(read(tmp_path / "r.xyz", 0).positions, frames[k].positions, atol=1e-6)
+    err = fails(capsys, 1, "md", folder / "model.tmn", tmp_path / "two.xyz@:", "--steps", 1)
+    assert "selects several structures; choose one, as in file.xyz@0" in err
+
+
 def test_md_restart(capsys, folder, tmp_path):
     common = ["md", folder / "model.tmn", folder / "water.xyz", "--output", f"{tmp_path}/", "--ensemble", "nvt"]
     assert run(capsys, *common, "--steps", 10)[0] == 0

@@ -16,6 +16,7 @@ pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 import numba
 
 from torchmdnet2.kernels import compiling_cpu as numba_compiling
+from torchmdnet2.kernels.notice import announce
 from torchmdnet2.models.tensornet.cpu import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,3 +73,15 @@ def test_a_second_process_compiles_and_the_first_says_so_once(tmp_path):
     assert "compiling 2 kernels for the CPU, about" in first.stderr and str(tmp_path) in first.stderr
     assert int(first.stdout) == 1  # the other one was found on disk
     assert (second.returncode, second.stderr, int(second.stdout)) == (0, "", 0)
+
+
+def test_the_line_says_where_kernels_are_kept_and_can_be_switched_off(caplog):
+    announce(1, "GPU", 4.2, "/a/folder")
+    assert caplog.messages == ["compiling 1 kernel for the GPU, about 4 s, once: kept in /a/folder"]
+    announce(2, "CPU", 0.1, "")
+    assert caplog.messages[1:] == [
+        "compiling 2 kernels for the CPU, about 1 s, in every process: there is no folder where they can be kept"
+    ]
+    with caplog.at_level("ERROR", "torchmdnet2"):
+        announce(1, "GPU", 4.2, "/a/folder")
+    assert len(caplog.messages) == 2
