@@ -113,6 +113,20 @@ def test_bad_sides(sides, capsys):
     assert "--sides: must be whole numbers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seconds", "0"], "--seconds: must be a positive number, got 0"),
+        (["--output", "none/times"], "--output: there is no folder none"),
+        (["--level", "PBE"], "--level has no effect: no model is given"),
+    ],
+)
+def test_options_of_bench_that_cannot_be(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *options]) == 2
+    assert words in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_a_model_that_does_not_know_water(tmp_path, capsys):
     save(make([6, 8]), tmp_path / "m.tmn")
     assert main(["bench", str(tmp_path / "m.tmn"), "--sides", "1"]) == 1

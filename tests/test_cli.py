@@ -358,6 +358,22 @@ def test_the_remedy_for_a_missing_label_is_one_that_there_is(capsys, tmp_path, n
         assert code == 0 and yaml.safe_load(out)["data"]["keys"][key] is None
 
 
+def test_options_of_evaluate_that_cannot_be(capsys, folder, tmp_path, monkeypatch):
+    model, data = folder / "model.tmn", folder / "data.xyz"
+    for more, words in (
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["--dipole-key", "mu"], "--dipole-key: "),
+        (["--charges-key", "q"], "does not predict charges"),
+    ):
+        assert words in fails(capsys, 2, "evaluate", model, data, *more)
+    assert "the model comes first" in fails(capsys, 2, "evaluate", data, model)
+    assert "only models are given: name the data too" in fails(capsys, 2, "evaluate", model, model)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a0.xyz", "a1.xyz", "b.xyz"):
+        (tmp_path / name).write_bytes(data.read_bytes())
+    assert "file@index chooses frames of one file" in fails(capsys, 2, "evaluate", model, "a*.xyz", "b.xyz@0")
+
+
 def test_evaluate_writes_predictions(capsys, folder, tmp_path):
     model, data, out = folder / "model.tmn", folder / "data.xyz", tmp_path / "predicted.xyz"
     code, text, _ = run(capsys, "evaluate", model, data, "--json", "--output", out, "--batch-size", "4")

@@ -244,6 +244,16 @@ def test_command_with_the_frames_of_a_split(folder):
         (["m.tmn", "c.tmn", "--train", "train.xyz"], "--validation or --split"),
         (["m.tmn", "--train", "train.xyz", "--validation", "validation.xyz"], "give the file to write"),
         (["m.tmn"], "nothing to do"),
+        (
+            ["m.tmn", "c.tmn", "--train", "train.xyz", "--validation", "validation.xyz", "--split", "splits.json"],
+            "--split chooses the validation frames from --train: leave --validation out",
+        ),
+        (
+            ["m.tmn", "c.tmn", "--train", "train.xyz", "--split", "splits.json"],
+            "splits.json: the file has no validation frames of train.xyz",
+        ),
+        ([*FIT[1:], "--frames", "0"], "--frames must be at least 1, got 0"),
+        (["m.tmn", "--test", "train.xyz", "other.xyz", "--rate", "0.1"], "--rate"),
         (["m.tmn", "c.tmn", "--train", "train.xyz", "--validation", "./train.xyz"], "is among the files of --train"),
         (["m.tmn", "--test", "train.xyz", "other.xyz"], "not calibrated"),
         (["m.tmn", "c.tmn", "--train", "no.xyz", "--validation", "validation.xyz"], "no.xyz"),
@@ -254,7 +264,11 @@ def test_command_with_the_frames_of_a_split(folder):
     ],
 )
 def test_refusals_of_the_command(folder, capsys, words, told):
+    from torchmdnet2.data import open_dataset, splits_entry
+
     write("nitrogen.xyz", frames("N2", 20))
+    entry = splits_entry(open_dataset("train.xyz"), [0, 1], ["train.xyz"])
+    (folder / "splits.json").write_text(json.dumps({"train": entry}))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert main(["calibrate", *words]) in (1, 2)
     assert told in capsys.readouterr().err

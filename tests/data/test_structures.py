@@ -113,6 +113,7 @@ def test_all_molecules_of_an_sdf_are_read_each_with_its_charge(tmp_path):
         (v2000().replace("  6  5  0", "  7  5  0"), "says 7 atoms and 5 bonds, and the line of bond 5 is"),
         (v2000().replace("  6  5  0", "  5  5  0"), "says 5 atoms and 5 bonds, and the line of bond 1 is '-1.36"),
         (v2000().replace("  6  5  0", "  6  6  0"), "says 6 atoms and 6 bonds, and the line of bond 6 is 'M  CHG"),
+        (v2000().replace("  6  5  0", " 66  5  0"), "it ends after .* of its 66 atoms"),
         (v2000().replace("  6  5  0", "  6  4  0"), "says 6 atoms and 4 bonds, and there are more lines"),
     ],
 )
@@ -539,6 +540,12 @@ def test_positions_in_the_unit_that_the_header_states(tmp_path):
         ("a.xyz", "1\n\nO 0,1 0,0 0,25\n", r"a.xyz: .*the number 0,1 has a decimal comma: write 0\.1"),
         ("a.sdf", v2000("").replace("0.0000", "0,0000", 1), "a.sdf: .*the number .*0,0000 has a decimal comma"),
         ("POSCAR", "x\n1.0\n8,0 0 0\n0 8 0\n0 0 8\nO\n1\nDirect\n0 0 0\n", "POSCAR: .*8,0 has a decimal comma"),
+        ("POSCAR", "x\n1.0\n8 0 0\n0 8 0\n0 0 8\nQq\n1\nDirect\n0 0 0\n", "POSCAR: .*'Qq' is not an element"),
+        (
+            "a.sdf",
+            v3000().replace("M  V30 END ATOM", "M  V30 END ATOM\nM  V30 BEGIN BOND\nM  V30 1 1 1 9\nM  V30 END BOND"),
+            "a.sdf: .*the bond '1 1 1 9' names an atom that is not there",
+        ),
         ("a.dat", "molecule {\n-2 1\nO 0 0 0\n}\n", "a.dat: .*: a part that its format needs is missing"),
         ("a.sdf", v3000(" CHG=-1 RAD=5"), "unknown code 5 of a radical; 1, 2 and 3 are"),
         ("a.sdf", v2000("M  RAD  1   3   5\n"), "unknown code 5 of a radical; 1, 2 and 3 are"),

@@ -317,6 +317,22 @@ def test_a_model_of_the_package_aimnet(ensemble, tmp_path, capsys):
         ({"model_yaml": PACKAGE.replace("modules.SRCoulomb", "modules.Unknown")}, "has no equivalent here"),
         ({"model_yaml": PACKAGE + "  num_charge_channels: 2"}, "charges of two spins"),
         ({"model_yaml": PACKAGE.replace("torch.nn.GELU", "os.system")}, "must have activation_fn: torch.nn.GELU"),
+        ({"model_yaml": 3}, "model_yaml must be a text"),
+        ({"model_yaml": "class: [a"}, "model_yaml: not valid YAML"),
+        (
+            {"model_yaml": PACKAGE.replace("kwargs:\n", "settings:\n")},
+            "must have the keys class and kwargs, and no oth",
+        ),
+        ({"model_yaml": "class: aimnet.models.AIMNet2\nkwargs: 3"}, "model_yaml: kwargs must be a dictionary"),
+        ({"model_yaml": PACKAGE + "  spins: 2"}, "the network has the unknown setting 'spins'"),
+        ({"model_yaml": PACKAGE[: PACKAGE.index("outputs")] + "outputs: 3"}, "outputs of the network must be a dict"),
+        ({"model_yaml": PACKAGE.replace("modules.AtomicSum", "modules.AtomicShift")}, "must have one output AtomicS"),
+        ({"model_yaml": PACKAGE.replace("key_in: charges", "key_in: energy")}, "SRCoulomb must read 'charges' and add"),
+        (
+            {"model_yaml": PACKAGE.replace("rc: 3.5", "rc: 3.5, envelope: gauss"), "coulomb_sr_envelope": "gauss"},
+            "must be 'exp' or 'cosine', not 'gauss'",
+        ),
+        ({"cutoff": 3.0}, r"damping of the Coulomb energy ends at 3\.5 Å, beyond the cutoff of the network"),
     ],
 )
 def test_other_models_of_the_package_are_refused(changes, words, tmp_path):

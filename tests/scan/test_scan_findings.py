@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from ase import Atoms
 from ase.build import molecule
 from planted import DEPTH, LENGTH, OH, morse, potential, repulsion, smooth
 
-from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.errors import BadConfig, BadData, MissingBackend
 from torchmdnet2.scan import CalculatorSurface, ModelSurface, Samples, scan_molecule
 from torchmdnet2.scan.findings import KINDS, find_faults
 from torchmdnet2.scan.paths import Line
@@ -270,6 +271,21 @@ def test_the_charge_reaches_a_calculator_by_name_or_is_refused():
     for name, expected in (("orca", {"charge": 1, "mult": 3}), ("psi4", {"charge": 1, "multiplicity": 3})):
         assert _by_name(name, lambda **given: given, 1, 3) == expected
     assert _by_name("qchem", lambda **given: given, 0, 0) == {"charge": 0}
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "words"),
+    [
+        ("tblite", "gfn2-xtb", r"--reference GFN2-xTB: tblite is not installed \(pip install tblite\)"),
+        ("tblite", "GFN1-xTB", r"--reference GFN1-xTB: tblite is not installed"),
+        ("asap3", "asap", "--reference asap: asap3 is not installed"),
+    ],
+)
+def test_a_missing_package_of_a_reference_is_named(monkeypatch, package, name, words):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.ase", None)
+    with pytest.raises(MissingBackend, match=words):
+        open_reference(name)
 
 
 def test_gfn2_xtb_as_reference():

@@ -126,8 +126,6 @@ def scan_molecule(
 
 def _molecule(atoms: Atoms, charge: int | None, spin: int | None) -> System:
     require_atoms(atoms)
-    if not len(atoms):
-        raise BadData("the structure has no atoms")
     if atoms.pbc.any():
         raise BadData(
             "the structure is periodic, but a scan needs a molecule: write one to a file without a cell "
