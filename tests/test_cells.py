@@ -258,6 +258,8 @@ def test_batches_of_molecules_and_cells(kind):
     assert float(potential.prior_energies(batch, charges=found.charges).sum()) == pytest.approx(
         sum(float(potential.prior_energies(p, charges=r.charges).sum()) for p, r in zip(parts, alone, strict=True))
     )
+    with pytest.raises(ValueError, match="a batch of molecules and cells is evaluated in two steps: give one kind"):
+        Evaluator(potential).report(batch)
     bound = Evaluator(potential).bind(batch)
     bound.replay()
     assert bound.check() and (bound.forces - found.forces).abs().max() < 1e-9

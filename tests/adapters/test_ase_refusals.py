@@ -9,10 +9,11 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
-from ase.calculators.calculator import PropertyNotImplementedError
+from ase.calculators.calculator import CalculatorSetupError, PropertyNotImplementedError
 from ase_cases import ethanol
 
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2 import System
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator, hessian
 from torchmdnet2.errors import BadCheckpoint, BadData, UnknownElement
 
 # --- refusals -----------------------------------------------------------------------------------------------------
@@ -39,6 +40,20 @@ def test_result_that_is_not_finite_never_leaves(potential):
     with pytest.raises(ValueError, match="not finite at atom 0"):
         atoms.get_forces()
     assert atoms.calc.results == {}
+
+
+def test_second_derivatives_that_are_not_finite_or_of_several_structures(potential):
+    broken = copy.deepcopy(potential)
+    broken.energy_scale = float("inf")
+    with pytest.raises(ValueError, match="'hessian' is not finite"):
+        TorchMDNet2Calculator(broken).get_hessian(molecule("H2O"))
+    with pytest.raises(ValueError, match="a Hessian needs one structure, got 2"):
+        hessian(potential, System.from_ase([molecule("H2O")] * 2))
+
+
+def test_a_calculation_without_a_structure(potential):
+    with pytest.raises(CalculatorSetupError, match="no structure was given to the calculator: pass one"):
+        TorchMDNet2Calculator(potential).calculate()
 
 
 def test_stress_without_a_cell(potential):

@@ -17,7 +17,7 @@ from lammps_cases import BOX, TYPES, commands_of, lammps_of, mpiexec, scattered
 
 from torchmdnet2 import Potential
 from torchmdnet2.adapters import lammps as adapter
-from torchmdnet2.adapters.lammps import LammpsError, attach
+from torchmdnet2.adapters.lammps import LammpsError, attach, open_lammps
 from torchmdnet2.adapters.mpi_exchange import MpiExchange
 from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadConfig, UnknownElement, UntrainedCharge, UntrainedChargeWarning
@@ -70,6 +70,25 @@ def test_bad_arguments_are_named(simulation):
         attach(lmp, potential, TYPES, charge=1.0)
     with pytest.raises(LammpsError, match="units lj"):
         attach(simulation(units="lj"), potential, TYPES)
+    empty = open_lammps(["-log", "none", "-screen", "none"])
+    with pytest.raises(LammpsError, match="attach needs a simulation box: call it after read_data, read_restart or"):
+        attach(empty, potential, TYPES)
+    empty.close()
+    with pytest.raises(LammpsError, match="LAMMPS does not start: Failed to initialize"):
+        open_lammps(["-no_such_option", "-log", "none", "-screen", "none"])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("organic", "this model predicts charges, .* md, ASE and OpenMM run this one"),
+        ("organic-small", "this model predicts charges"),
+        ("aimnet2", "AIMNet2 distributes the charge of the whole structure"),
+    ],
+)
+def test_shipped_potentials_are_refused(simulation, name, words):
+    with pytest.raises(ValueError, match=words):
+        attach(simulation(), name, TYPES)
 
 
 def test_odd_numbers_of_electrons_are_refused_by_models_of_closed_shells(simulation):

@@ -60,3 +60,13 @@ def test_compiled_kernels_take_cells_of_one_atom():
             found = evaluator(system, stress=True)
             assert float((found.stress - exact.stress).abs().max() * system.volume) < 1e-3
             assert float(found.forces.abs().max()) < 1e-4
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
+def test_a_model_that_is_not_finite_is_no_fault_of_the_kernels():
+    potential = tiny_potential(dtype=torch.float32, model=MODEL)
+    with torch.no_grad():
+        potential.representation.tensor_embedding.emb.weight[8] = float("nan")  # of oxygen
+    with pytest.raises(ValueError, match=r"energy or force is not finite at atom \d: the structure is unphysical"):
+        Evaluator(potential)(System.from_ase(molecule("CH3CH2OH")))
+    assert bool(Evaluator(potential)(System.from_ase(molecule("C2H6"))).energy.isfinite())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -31,7 +32,7 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.errors import BadConfig, StructureWarning
+from torchmdnet2.errors import BadConfig, BadData, StructureWarning
 from torchmdnet2.evaluator import Evaluator
 from torchmdnet2.streams import batches, run
 from torchmdnet2.streams.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
@@ -549,6 +550,17 @@ def test_mistakes_of_calls_are_named(small):
     ):
         with pytest.raises(BadConfig, match=words):
             torchmdnet2.relax(small, [molecule("H2O")], **options)
+
+
+def test_an_input_without_structures_and_results_that_are_not_finite(small, tmp_path):
+    (tmp_path / "in.smi").write_text("\n")
+    broken = copy.deepcopy(small)
+    broken.energy_scale = float("nan")
+    for verb in (torchmdnet2.relax, torchmdnet2.score):
+        with pytest.raises(BadData, match=r"in\.smi: the input has no structures"):
+            verb(small, tmp_path / "in.smi", tmp_path / "out.xyz")
+        (outcome,) = verb(broken, [molecule("H2O")])
+        assert not outcome.structures and "is not finite" in outcome.errors[0]
 
 
 def test_what_has_no_conformers_is_named_in_its_record(monkeypatch):

@@ -95,7 +95,9 @@ def attach(
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
-        ValueError: a part of the model needs the whole structure, or units or another setting of LAMMPS do not fit.
+        LammpsError: there is no box, or its units are neither metal nor real. Other settings that do not fit end the
+            first run.
+        ValueError: a part of the model needs the whole structure.
         UnknownElement, BadConfig: the model does not know an element, or elements and atom types differ in number.
         UntrainedCharge: the model does not know the charge. If the model is for closed shells, an odd number of
             electrons ends the first run instead.

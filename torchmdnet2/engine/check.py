@@ -131,9 +131,18 @@ def require_result(
         scale: eV, the largest energy of an atom before isolated atoms are subtracted.
 
     Raises:
+        ValueError: energies or forces of the potential itself are not finite; names the atom.
         RuntimeError: energies or forces differ by more than `BOUNDS` and by more than four times PyTorch's error, or
             virials by more than `BOUNDS`.
     """
+    assert found.atom_energies is not None and expected.atom_energies is not None
+    assert found.forces is not None and expected.forces is not None
+    finite = expected.atom_energies.isfinite() & expected.forces.isfinite().all(1)
+    if not bool(finite.all()):
+        raise ValueError(
+            f"the model's energy or force is not finite at atom {int(finite.long().argmin())}: the structure is "
+            "unphysical (atoms too close or too far apart?), or the model has weights that are not finite"
+        )
     eager: Result | None = None
 
     def require(name: str, of: str, bound: float) -> None:
@@ -145,8 +154,6 @@ def require_result(
         require_close(name, ours, theirs, bound)
 
     energy_bound, force_bound = BOUNDS[precision]
-    assert found.atom_energies is not None and expected.atom_energies is not None
-    assert found.forces is not None and expected.forces is not None
     scale = max(1.0, scale)
     require("energy of an atom, eV", "atom_energies", energy_bound * scale)
     require("energy of a structure, eV", "energy", energy_bound * scale * system.num_atoms)
