@@ -180,12 +180,17 @@ def test_a_long_timestep_is_noticed(potential, tmp_path):
         {"pressure": 1.0}, {"barostat": "isotropic", "ensemble": "nvt"}, {"barostat_time": 2.0},
         {"pressure": math.inf, "ensemble": "npt"}, {"barostat": "berendsen", "ensemble": "npt"},
         {"barostat_time": 0.005, "ensemble": "npt"}, {"barostat_compressibility": -1.0, "ensemble": "npt"},
-        {"hydrogen_mass": 0.0}, {"remove_drift": 0}, {"inner_steps": 0},
+        {"hydrogen_mass": 0.0}, {"remove_drift": 0}, {"inner_steps": 0}, {"precision": "tf32"},
     ],
 )  # fmt: skip
 def test_options_are_checked(bad):
     with pytest.raises(BadConfig, match=next(iter(bad)).removesuffix("ies")):
         MDOptions(**{"steps": 10, **bad})
+
+
+def test_mixed_precision_needs_kernels(potential, water, tmp_path):
+    with pytest.raises(ValueError, match=r"precision='mixed': .*take precision='native'"):
+        run_md(potential, water, options(tmp_path, precision="mixed"))
 
 
 @pytest.mark.parametrize(

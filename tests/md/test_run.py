@@ -444,6 +444,14 @@ def test_restart_refuses_another_structure(model_file, water, tmp_path, what):
     assert run_md(model_file, water, options(tmp_path, steps=40, restart=True)).rows[-1].step == 40
 
 
+def test_restart_refuses_other_trajectory_files(model_file, water, tmp_path):
+    run_md(model_file, water, options(tmp_path))
+    more = replace(options(tmp_path, 40, restart=True), trajectories=(str(tmp_path / "other.xyz"),))
+    with pytest.raises(BadConfig, match=r"run\.restart belongs to the trajectory files run\.xyz"):
+        run_md(model_file, water, more)
+    assert not (tmp_path / "other.xyz").exists()
+
+
 def test_restart_of_a_model_in_memory(potential, water, tmp_path):
     """Known by its weights, also when it could not be saved."""
     built = [Potential(potential.representation, potential.head, elements=[1, 8], energy_scale=s) for s in (0.2, 0.2)]

@@ -15,6 +15,7 @@ import time
 import warnings
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning
 from torchmdnet2.evaluator import Evaluator
-from torchmdnet2.streams import batches, run
+from torchmdnet2.streams import batches, pipeline, run
 from torchmdnet2.streams.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
 from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _bonds_changed
@@ -381,6 +382,18 @@ def test_a_cluster_gives_the_same_and_loses_nothing_with_a_worker(tmp_path):
 
 
 @pytest.mark.slow
+def test_faults_of_a_cluster_are_named():
+    distributed = pytest.importorskip("distributed", reason="dask's distributed is not installed")
+    with pytest.raises(BadConfig, match="dask: there is no scheduler at 'nothing://here'"):
+        torchmdnet2.relax("organic-small", [molecule("H2O")], dask="nothing://here")
+    client = SimpleNamespace(wait_for_workers=lambda count: None, run=lambda *_: None)
+    with (
+        pytest.raises(RuntimeError, match="several workers of the cluster were ended from outside by the same block"),
+        pipeline._cluster(None, "cpu", client),
+    ):
+        raise distributed.KilledWorker("block 7", None, 3)
+
+
 def test_processes_give_the_same_in_the_same_order(tmp_path):
     starts = rattled() * 4
     found = [torchmdnet2.score("organic-small", starts, devices=names, block=3) for names in ("cpu", "cpu,cpu")]

@@ -369,6 +369,22 @@ def test_a_frame_that_the_model_does_not_know_is_named(raw):
         evaluate(setup.potential, other)
 
 
+@pytest.mark.parametrize("charges", [{"H": 0.1, "C": 0.1, "O": -0.2}, "predicted"])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_periodic_frame_is_named_where_a_sum_has_no_end(raw, charges, check):
+    """It was the place in a batch, as "system 6"."""
+    frames = make_frames(20)
+    frames[7].set_cell([9, 9, 9])
+    frames[7].pbc = True
+    raw = with_data(raw, frames)
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    raw["priors"] = [{"name": "coulomb", "charges": charges}, {"name": "atomref", "energies": "fit"}]
+    raw["properties"] = [{"name": "charges"}] if charges == "predicted" else []
+    raw["training"]["max_epochs"] = 1
+    with pytest.raises(ValueError, match=r"own\.xyz, frame 7 is periodic, and a sum over all pairs, .* has no end"):
+        run_training(parse_config(raw), check=check)
+
+
 @pytest.mark.parametrize(("theirs", "said"), [("PBE", False), ("r2SCAN", True), ("not stated", False)])
 def test_references_of_another_level_of_theory_are_noted(raw, tmp_path, theirs, said):
     raw = with_data(raw, make_frames(20))

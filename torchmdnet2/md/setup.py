@@ -72,7 +72,7 @@ def check_start(start: Atoms, potential: Potential) -> None:
     """Refuse a structure that cannot be simulated.
 
     Raises:
-        BadData: no atoms, or a constraint other than FixAtoms.
+        BadData: a constraint other than FixAtoms.
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
         ValueError: not valid otherwise (Potential.check).
     """
@@ -81,11 +81,9 @@ def check_start(start: Atoms, potential: Potential) -> None:
 
 
 def refuse_start(start: Atoms) -> None:
-    """Refuse a structure without atoms, or with a constraint other than FixAtoms, by BadData."""
+    """Refuse a structure with a constraint other than FixAtoms, by BadData."""
     from ase.constraints import FixAtoms
 
-    if not len(start):
-        raise BadData("the start structure has no atoms")
     for constraint in start.constraints:
         if not isinstance(constraint, FixAtoms):
             raise BadData(f"the start structure has a {type(constraint).__name__}; only FixAtoms is supported here")

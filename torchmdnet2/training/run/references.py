@@ -24,7 +24,7 @@ from ...system import System
 from ..config.build_potential import load_priors, with_baseline
 from ..config.config import Config
 from ..config.sections import DIPOLE_NORM, label_units, property_of
-from ..steps.batches import Frames, in_order
+from ..steps.batches import Frames, in_order, require_known
 from .subsets import Compositions, periodic_heights
 
 __all__ = [
@@ -103,8 +103,13 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any], devic
     positions = facts["energy_positions"]
     with torch.no_grad():
         for part in in_order(len(positions), _AT_ONCE):
-            system = frames.data.batch(frames.indices[[positions[k] for k in part]]).system.to(potential.device)
-            energies = potential.prior_energies(system) * (system.z > config.atom_filter)
+            items = [positions[k] for k in part]
+            system = frames.data.batch(frames.indices[items]).system.to(potential.device)
+            try:
+                energies = potential.prior_energies(system) * (system.z > config.atom_filter)
+            except ValueError:
+                require_known(potential, frames, items)  # names the frame
+                raise
             sums = energies.new_zeros(len(part)).index_add_(0, system.batch, energies)
             for k, energy in zip(part, sums.tolist(), strict=True):
                 facts["energies"][k] -= energy

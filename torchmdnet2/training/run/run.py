@@ -49,7 +49,7 @@ from .folder import (
     require_alike,
     require_same_splits,
 )
-from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
+from .setup import SUBSETS, Setup, device_of, make_setup, naming_frames, require_usable
 from .start import introduce, make_trainer, own_torch_state, pack_steps, run_check, take_threads
 
 __all__ = ["describe", "evaluate_saved", "finish", "package_versions", "run_training", "unlearned"]
@@ -120,6 +120,7 @@ def _run(
         with devices.together():
             setup = make_setup(config)
             require_usable(setup)
+            held.enter_context(naming_frames(setup))
             trainer = make_trainer(setup, folder / STATE if devices.main else None)
             take_threads(setup, trainer)
         require_alike(devices, {"data": setup.digests})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,18 @@ def _undetermined_frames(potential: Potential, found: Statistics) -> int:
 
 def _is_frozen(module: torch.nn.Module) -> bool:
     return not any(p.requires_grad for p in module.parameters())
+
+
+@contextmanager
+def naming_frames(setup: Setup) -> Iterator[None]:
+    """Name the frame in an error about a structure that the model refuses, which counts structures of a batch."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is ValueError:
+            for frames in setup.frames.values():
+                require_known(setup.potential.train(), frames, range(len(frames)))
+        raise
 
 
 def require_usable(setup: Setup) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from ..steps.loss import UNITS
 from ..steps.trainer import Trainer
 from .folder import splits_digest
 from .notes import closest_pair, data_notes
-from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
+from .setup import SUBSETS, Setup, device_of, make_setup, naming_frames, require_usable
 
 __all__ = ["introduce", "make_trainer", "own_torch_state", "pack_steps", "run_check", "take_threads"]
 
@@ -158,9 +158,10 @@ def run_check(config: Config, log: TrainingLog) -> None:
     Raises:
         BadConfig, BadData, FileNotFoundError, TrainingDiverged: as the training.
     """
-    with own_torch_state(config):
+    with own_torch_state(config), ExitStack() as held:
         setup = make_setup(config)
         require_usable(setup)
+        held.enter_context(naming_frames(setup))
         trainer = make_trainer(setup, None)
         take_threads(setup, trainer)
         introduce(setup, trainer, log)
