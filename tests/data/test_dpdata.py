@@ -316,6 +316,15 @@ def test_frames_that_did_not_converge_are_left_out(tmp_path, name, write, file, 
     assert any("unconverged" in str(one.message) for one in told) is (name == "vasp/outcar")
 
 
+def test_a_run_of_abacus_that_did_not_converge_has_no_frame(tmp_path):
+    write_abacus(tmp_path / "run", [alloy()])
+    log = tmp_path / "run" / "OUT.ABACUS" / "running_scf.log"
+    text = log.read_text().replace("convergence is achieved", "convergence has NOT been achieved!")
+    log.write_text(text.partition(" final etot")[0])
+    with pytest.raises(BadData, match="run: the file has no frames"):
+        open_dataset(tmp_path / "run", KEYS, format="dpdata/abacus/scf")
+
+
 @pytest.mark.parametrize("name", ["pwmat/movement", "openmx/md"])
 def test_virials_whose_sign_is_not_known_are_not_read(tmp_path, monkeypatch, name):
     from dpdata.format import Format

@@ -151,13 +151,16 @@ def test_a_teacher(tmp_path):
     np.testing.assert_allclose(labels.forces, expected.forces.numpy(), atol=1e-9)
 
 
-def test_what_is_missing_is_said_before_anything_is_computed(tmp_path):
+def test_what_is_missing_is_said_before_anything_is_computed(tmp_path, monkeypatch):
     with pytest.raises(MissingBackend, match="no program no_such_program"):
         make_labeller({"name": "command", "command": ["no_such_program", "{output}"], "level_of_theory": "x"}).check()
     with pytest.raises(BadConfig, match="ASE has no 'morsse', did you mean 'morse'"):
         make_labeller({**MORSE_LABELLER, "calculator": "morsse"})
     with pytest.raises(BadConfig, match="cannot be made of these arguments"):
         make_labeller({"name": "ase", "calculator": "tersoff", "level_of_theory": "x"}).check()
+    monkeypatch.setitem(sys.modules, "asap3", None)
+    with pytest.raises(MissingBackend, match="the calculator asap cannot be used: .*asap3"):
+        make_labeller({"name": "ase", "calculator": "asap", "level_of_theory": "x"}).check()
     with pytest.raises(FileNotFoundError):
         make_labeller({"name": "teacher", "file": str(tmp_path / "none.tmn")})
 

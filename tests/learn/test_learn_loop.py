@@ -11,6 +11,7 @@ import shutil
 import signal
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,6 +122,17 @@ def test_stable_models_need_no_labels(raw_learn):
     assert not result.rounds[0].stable(StopConfig(spread=1e-6))
 
 
+def test_the_last_round_ends_a_run(raw_learn):
+    config = parse_learn_config(changed(raw_learn, stop__rounds=3))
+    reasons = [
+        loop._Loop._stop(
+            SimpleNamespace(config=config), SimpleNamespace(stable=lambda stop: False, asked=0, round=number)
+        )
+        for number in range(3)
+    ]
+    assert reasons == ["", "", "3 rounds are done"]
+
+
 def test_random_selection_and_unlabelled_starts(raw_learn, brittle, tmp_path):
     """Structures without labels are labelled first, from given starts, and count to the budget."""
     write(tmp_path / "bare.xyz", [water_like(seed) for seed in range(5)])
@@ -176,6 +188,7 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
         ("one.xyz", {}, BadConfig, r"start\.file: has one frame; at least two are needed"),
         ("bare.xyz", {}, BadData, r"bare\.xyz, frame 2: the frame has no energy; set start\.labelled to false"),
         ("good.xyz", {"labels__max_force": 1e-6}, BadData, "start frame 0 cannot be labelled: a force of"),
+        ("gone.xyz", {"start__labelled": False}, FileNotFoundError, r"gone\.xyz: no such file"),
         ("junk.xyz", {"start__labelled": False}, BadData, r"junk\.xyz: the file cannot be read as structures: "),
         ("hot.xyz", {"start__labelled": False}, BadData, "round 0: only one frame was labelled; two are needed"),
     ],
@@ -192,7 +205,7 @@ def test_start_frames_that_cannot_be_used(raw_learn, tmp_path, name, keys, error
     }
     if name in frames:
         write(tmp_path / name, frames[name], format="extxyz")
-    else:
+    elif name == "junk.xyz":
         (tmp_path / name).write_text("hello")
     with pytest.raises(error, match=message):
         run_learning(parse_learn_config(changed(raw_learn, start__file=str(tmp_path / name), **keys)))

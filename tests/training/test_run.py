@@ -9,6 +9,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write
 
 from torchmdnet2 import checkpoint
 from torchmdnet2.errors import BadConfig, BadData
@@ -224,9 +226,27 @@ def test_check_writes_nothing(raw_config, tmp_path, capsys):
         "neighbors within the cutoff",
         "4 steps per epoch",
         "memory of a step",
+        "reference energies (eV): H ",
+        "closest atoms: ",
+        "the configuration is fine; nothing was written",
     ):
         assert part in text, text
     assert not (tmp_path / "run").exists()
+
+
+def test_check_says_what_is_unusual(raw_config, tmp_path, capsys):
+    """As of lengths in another unit, or forces that are no forces."""
+    frames = make_frames(32)
+    for atoms in frames:
+        energy = atoms.get_potential_energy()
+        atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=1e4 * atoms.get_forces())
+        atoms.positions *= 30
+    write(tmp_path / "far.xyz", frames, format="extxyz")
+    raw_config["data"]["train"] = str(tmp_path / "far.xyz")
+    run_training(parse_config(raw_config), check=True)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "note: most atoms have no neighbor; is data.units.length right?" in text
+    assert "note: that is unusual; are data.units right?" in text
 
 
 def test_check_of_replayed_steps(raw_config, monkeypatch, capsys):
