@@ -159,7 +159,7 @@ def test_what_is_missing_is_said_before_anything_is_computed(tmp_path, monkeypat
     with pytest.raises(BadConfig, match="cannot be made of these arguments"):
         make_labeller({"name": "ase", "calculator": "tersoff", "level_of_theory": "x"}).check()
     monkeypatch.setitem(sys.modules, "asap3", None)
-    with pytest.raises(MissingBackend, match="the calculator asap cannot be used: .*asap3"):
+    with pytest.raises(MissingBackend, match=r"the calculator asap cannot be used: .*asap3"):
         make_labeller({"name": "ase", "calculator": "asap", "level_of_theory": "x"}).check()
     with pytest.raises(FileNotFoundError):
         make_labeller({"name": "teacher", "file": str(tmp_path / "none.tmn")})
