@@ -9,12 +9,12 @@ import warnings
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import molecule
+from ase.build import bulk, graphene, molecule, nanotube
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
 from torchmdnet2.data import open_dataset
-from torchmdnet2.data.structures import read_structures
+from torchmdnet2.data.structures import from_smiles, read_structures
 from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.streams.records import RecordFile
 
@@ -215,22 +215,93 @@ def test_molecules_that_have_no_hydrogens_are_read(tmp_path, text):
         assert len(read_structures(tmp_path / "a.sdf")) == 1
 
 
+def told_of_hydrogens(path, read=read_structures):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read(path)
+    told = [str(one.message) for one in caught if "need hydrogens" in str(one.message)]
+    assert all(f"{path}: the structure has carbons that need hydrogens" in one for one in told)
+    return told
+
+
+@pytest.mark.parametrize("suffix", ["pdb", "xyz"])
 @pytest.mark.parametrize(
     ("name", "lacks"),
     [
-        *[(name, True) for name in ("CH3CH2OH", "C6H6", "CH3CONH2", "C2H4")],
-        *[(name, False) for name in ("C60", "CO2", "CO", "HCN", "CCl4", "C2F4", "H2O")],
+        *[(name, True) for name in ("CH3CH2OH", "C6H6", "CH3CONH2", "C2H4", "C5H5N", "C4H4S", "CH3COCl", "CH3CN")],
+        *[(name, False) for name in ("C60", "CO2", "CO", "HCN", "CCl4", "C2F4", "H2O", "CS2", "OCS", "C2F4", "CN")],
+        *[(name, False) for name in ("C2H3", "CH3CO", "C3H7", "CCH", "COF2", "NCCN")],
     ],
 )
-def test_a_pdb_file_without_its_hydrogens_is_named(tmp_path, name, lacks):
+def test_a_file_without_its_hydrogens_is_named(tmp_path, name, lacks, suffix):
+    """Molecules, radicals among them, and the same without hydrogens."""
     atoms = molecule(name)
-    for bare in (False, True):
-        write(tmp_path / "a.pdb", atoms[atoms.numbers != 1] if bare else atoms)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            read_structures(tmp_path / "a.pdb")
-        told = [str(one.message) for one in caught if "need hydrogens" in str(one.message)]
-        assert bool(told) == (bare and lacks) and all("a.pdb: " in one for one in told)
+    for bare in (False, True) if lacks else (False,):
+        write(tmp_path / f"a.{suffix}", atoms[atoms.numbers != 1] if bare else atoms)
+        for read in (read_structures, lambda path: open_dataset(path, {})):
+            told = told_of_hydrogens(tmp_path / f"a.{suffix}", read)
+            assert len(told) == bare and all("and no hydrogens: add them" in one for one in told)
+
+
+@pytest.mark.parametrize("smiles", ["CCO", "NCC(=O)O", "c1ccccc1O", "CC(N)C(=O)NCC(=O)O", "OCC(O)CO"])
+def test_a_file_with_polar_hydrogens_alone_is_named(tmp_path, smiles):
+    pytest.importorskip("rdkit")
+    atoms = from_smiles(smiles)
+    nearest = (atoms.get_all_distances() + 9 * np.eye(len(atoms))).argmin(1)
+    for polar in (False, True):
+        kept = atoms[~((atoms.numbers == 1) & (atoms.numbers[nearest] == 6))] if polar else atoms
+        write(tmp_path / "a.xyz", kept)
+        told = told_of_hydrogens(tmp_path / "a.xyz")
+        assert len(told) == polar and all("and few hydrogens: add them" in one for one in told)
+
+
+def ring(size, bond):
+    angles = 2 * np.pi * np.arange(size) / size
+    circle = np.stack([np.cos(angles), np.sin(angles), 0 * angles], 1)
+    return Atoms(["C"] * size, circle * bond / (2 * np.sin(np.pi / size)))
+
+
+def vacancy():
+    sheet = graphene(size=(4, 4, 1), vacuum=5)
+    del sheet[3]
+    return sheet
+
+
+CARBONS = {
+    "graphene": lambda: graphene(size=(2, 2, 1), vacuum=5),
+    "a vacancy": vacancy,
+    "a nanotube": lambda: nanotube(6, 0, length=2),
+    "diamond": lambda: bulk("C", "diamond", a=3.567),
+    "TiC": lambda: bulk("TiC", "rocksalt", a=4.33),
+    "SiC": lambda: bulk("SiC", "zincblende", a=4.36),
+    "copper": lambda: bulk("Cu", cubic=True),
+    "C3": lambda: Atoms("C3", [[0, 0, 0], [0, 0, 1.29], [0, 0, 2.58]]),
+    "C10": lambda: ring(10, 1.29),
+    "stretched CO": lambda: Atoms("CO", [[0, 0, 0], [0, 0, 1.6]]),
+    "CO2 with a charge": lambda: Atoms("CO2", [[0, 0, 0], [1.15, 0, 0.5], [-1.15, 0, 0.5]]),
+    "the radical HOCO": lambda: Atoms("COOH", [[0, 0, 0], [1.18, 0, 0], [-0.7, 1.1, 0], [-1.65, 1.0, 0]]),
+    "carbonyl on a metal": lambda: Atoms("NiCO", [[0, 0, 0], [1.82, 0, 0], [2.97, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize("made", CARBONS.values(), ids=CARBONS)
+def test_carbons_that_need_no_hydrogens_are_read(tmp_path, made):
+    write(tmp_path / "a.xyz", made())
+    assert not told_of_hydrogens(tmp_path / "a.xyz")
+
+
+def test_a_large_structure_and_a_crystal_without_hydrogens_are_named(tmp_path):
+    atoms = ring(6, 1.39)
+    (crystal := atoms.copy()).center(3.0)
+    crystal.pbc, crystal.numbers = True, [6, 6, 6, 6, 6, 7]
+    large = Atoms()
+    for k in range(100):
+        moved = atoms.copy()
+        moved.translate([0, 0, 4.0 * k])
+        large += moved
+    for made in (crystal, large):
+        write(tmp_path / "a.xyz", made)
+        assert told_of_hydrogens(tmp_path / "a.xyz")
 
 
 def test_hydrogens_of_a_v3000_file_are_counted(tmp_path):

@@ -46,7 +46,7 @@ from .labels import (
     stress_of,
 )
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, find_format, joined, register_format, stacked
-from .structures import Beside, Found, database_rows, files_beside, open_found, reason
+from .structures import Beside, Found, database_rows, files_beside, open_found, reason, warn_of_hydrogens
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -115,6 +115,8 @@ class FrameReader(Reader):
         kept: list[FrameRow] = []
         for frame in self._frames():
             row = self._row(frame, f"{self.path}, frame {self.num_frames}")
+            if not (self.num_frames or frame.bonds or {"energy", "forces"} & row.labels.keys()):
+                warn_of_hydrogens(_structure(row), f"{self.path}: ")
             if kept and (len(kept) == _CHUNK or kept[0].labels.keys() != row.labels.keys()):
                 yield joined(kept, self.path, self.num_frames - len(kept))
                 kept = []
@@ -355,8 +357,22 @@ def _frame(found: Found) -> Frame:
     arrays = {key: value for key, value in atoms.arrays.items() if key in OF_ATOMS}
     pbc = atoms.get_pbc()
     return Frame(
-        atoms.get_atomic_numbers(), atoms.positions, atoms.cell.array, pbc, _entries(atoms), arrays, *found[1:]
+        atoms.get_atomic_numbers(),
+        atoms.positions,
+        atoms.cell.array,
+        pbc,
+        _entries(atoms),
+        arrays,
+        found.charge,
+        found.spin,
+        found.bonds,
     )
+
+
+def _structure(row: FrameRow) -> Atoms:
+    from ase import Atoms
+
+    return Atoms(row.z, row.pos, cell=row.cell, pbc=row.pbc)
 
 
 def _entries(atoms: Atoms) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Frame(NamedTuple):
         entries: name -> value, of the structure and of its atoms.
         stated: initial charges and magnetic moments of the atoms, [N]; their sums state charge and spin.
         charge, spin: total charge and multiplicity that other parts of the file state.
+        bonds: whether the format has bonds, which show missing hydrogens.
     """
 
     numbers: np.ndarray
@@ -84,6 +85,7 @@ class Frame(NamedTuple):
     stated: dict[str, np.ndarray] = {}  # noqa: RUF012 (never written to)
     charge: Sequence[Statement] = ()
     spin: Sequence[Statement] = ()
+    bonds: bool = False
 
 
 def read_extxyz(path: str) -> Iterator[Frame]:

@@ -45,7 +45,7 @@ from .program_texts import (
 
 __all__ = [
     "Beside", "Found", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
-    "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
+    "read_structures", "reason", "structure_of_molfile", "structure_of_xyz", "warn_of_hydrogens",
 ]  # fmt: skip
 
 
@@ -121,11 +121,12 @@ _PDB_CHARGE = re.compile(r"(\d)([+-])|([+-])(\d)|([+-])")
 
 
 class Found(NamedTuple):
-    """A structure from a file, unchanged, and the charge, spin and units that the file states."""
+    """A structure from a file, unchanged; the charge and spin that the file states; whether its format has bonds."""
 
     atoms: Atoms
     charge: Sequence[Statement] = ()
     spin: Sequence[Statement] = ()
+    bonds: bool = False
 
 
 def read_structures(path: str | PathLike, index: int | slice | None = None, format: str | None = None) -> list[Atoms]:
@@ -578,7 +579,7 @@ def structure_of_molfile(text: str, where: str = "it", drawn: bool = False) -> A
     Raises:
         BadData: the record is damaged, or its statements contradict each other.
     """
-    return _completed(_molfile(text, f"{where}: ", drawn)[0], where)
+    return _completed(_molfile(text, f"{where}: ", drawn)[0], where, drawn=drawn)
 
 
 def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
@@ -589,7 +590,7 @@ def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
         atoms.set_masses(masses)
 
 
-def _completed(found: Found, where: str, file: str = "") -> Atoms:
+def _completed(found: Found, where: str, file: str = "", drawn: bool = False) -> Atoms:
     """Return the structure in Å, with its stated charge and spin in `info`, and without a dummy cell.
 
     Results of a calculation in other units than eV and Å are left out, with a warning: `open_dataset` reads them.
@@ -632,6 +633,8 @@ def _completed(found: Found, where: str, file: str = "") -> Atoms:
         value = agreed([*own[quantity], *more], quantity, f"{where}: ")
         if value is not None:
             info[quantity] = value
+    if not (drawn or found.bonds):
+        warn_of_hydrogens(atoms, file)
     if told:
         atoms.info = Told(info)
         atoms.info.doubts = frozenset(told)
@@ -698,7 +701,7 @@ def _molfile(text: str, where: str = "", drawn: bool = False) -> list[Found]:
         stated = molecule.statements()
         if not drawn:
             _warn_of_unstated(molecule, stated["charge"], where + name)
-        found.append(Found(molecule.to_ase(), stated["charge"], stated["spin"]))
+        found.append(Found(molecule.to_ase(), stated["charge"], stated["spin"], bonds=True))
     return found
 
 
@@ -769,38 +772,85 @@ def _pdb(text: str, where: str) -> list[Found]:
             atoms.set_pbc(False)
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
         found.append(Found(atoms, [*stated, *remarks], []))
-    if found and _lacks_hydrogens(found[0].atoms):
-        warnings.warn(
-            f"{where}the structure has carbons that need hydrogens, and no hydrogens: add them, as by obabel IN.pdb -O "
-            "OUT.pdb -h or PDBFixer",
-            StructureWarning,
-            stacklevel=4,
-        )
     return found
 
 
+def warn_of_hydrogens(atoms: Atoms, where: str) -> None:
+    """Warn of a structure that was written without the hydrogens of its carbons, or with polar hydrogens alone.
+
+    Args:
+        atoms: the structure.
+        where: its file, for the message, as "a.pdb: ".
+    """
+    if _lacks_hydrogens(atoms):
+        suffix = Path(where.removesuffix(": ")).suffix or ".xyz"
+        warnings.warn(
+            f"{where}the structure has carbons that need hydrogens, and {'few' if 1 in atoms.numbers else 'no'} "
+            f"hydrogens: add them, as by obabel IN{suffix} -O OUT{suffix} -h{' or PDBFixer' * (suffix == '.pdb')}",
+            StructureWarning,
+            stacklevel=5,
+        )
+
+
 def _lacks_hydrogens(atoms: Atoms) -> bool:
-    """Whether there are no hydrogens, and a carbon with one long bond or two at an angle, which needs some."""
-    from ase.data import covalent_radii
-    from ase.neighborlist import neighbor_list
+    """Whether most carbons that are not bonded to hydrogen need some by their bond lengths and angles.
 
-    z = atoms.numbers
-    if 6 not in z or 1 in z:
+    Such a carbon has one bond that is longer than a triple bond, or two at an angle of which one is longer than a
+    double bond. Carbons bonded to other elements than C, N, O and S are left out, and so are crystals of carbon and CO
+    and CN, which may be stretched. One carbon without two single bonds may be a radical (HOCO) if there are hydrogens,
+    and a few among many are defects.
+    """
+    carbons = np.flatnonzero(atoms.numbers == 6)
+    if not len(carbons) or (len(carbons) == len(atoms) and atoms.pbc.any()) or (len(carbons) == 1 and len(atoms) < 3):
         return False
-    first, second, vectors = neighbor_list("ijD", atoms, 1.25 * covalent_radii[z])
-    for carbon in np.flatnonzero(z == 6):
-        bonded = np.flatnonzero(first == carbon)
-        length = np.linalg.norm(vectors[bonded], axis=1)
-        if len(bonded) == 1 and length[0] > _TRIPLE.get(int(z[second[bonded[0]]]), np.inf):
-            return True
-        organic = np.isin(z[second[bonded]], list(_TRIPLE)).all()
-        if len(bonded) == 2 and organic and vectors[bonded[0]] @ vectors[bonded[1]] > -0.87 * length.prod():
-            return True
-    return False
+    bonded, other, vectors = _bonds_of(atoms, carbons)
+    element = atoms.numbers[other]
+    bare = np.setdiff1d(carbons, bonded[element == 1])
+    if 2 * len(bare) <= len(carbons):
+        return False
+    length = np.linalg.norm(vectors, axis=1)
+    lacking, sure = 0, False
+    for carbon in bare:
+        own = np.flatnonzero(bonded == carbon)
+        others = element[own].tolist()
+        if not {*others} <= {*_TRIPLE}:
+            continue
+        if len(own) == 1 and length[own[0]] > _TRIPLE[others[0]]:
+            lacking, sure = lacking + 1, True
+        elif len(own) == 2 and any(length[k] > _DOUBLE[z] for k, z in zip(own, others, strict=True)):
+            if vectors[own[0]] @ vectors[own[1]] > -0.87 * length[own].prod():
+                lacking, sure = lacking + 1, sure or length[own].min() > _SINGLE
+    if lacking == 1 and not sure and 1 in atoms.numbers:
+        return False
+    return lacking > len(carbons) - len(bare) and 5 * lacking >= len(carbons)
 
 
-_TRIPLE = {6: 1.28, 7: 1.22, 8: 1.19}
+_TRIPLE = {6: 1.32, 7: 1.22, 8: 1.19, 16: 1.65}
 """Element -> Å, the longest bond to a carbon that has no other."""
+
+_DOUBLE = {6: 1.34, 7: 1.28, 8: 1.30, 16: 1.70}
+"""Element -> Å, the longest bond to a carbon with two at an angle that has no hydrogen, as in CO2 with a charge."""
+
+_SINGLE = 1.40  # Å, above which a bond of carbon is single
+_PAIRS = 2**18  # of a carbon and an atom, up to which all distances are computed
+
+
+def _bonds_of(atoms: Atoms, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The bonds of the chosen atoms, by covalent radii: these atoms [E], the others [E], the vectors [E, 3] in Å."""
+    from ase.data import covalent_radii
+
+    radii = 1.25 * covalent_radii[atoms.numbers]
+    if atoms.pbc.any() or len(chosen) * len(atoms) > _PAIRS:
+        from ase.neighborlist import neighbor_list
+
+        first, second, vectors = neighbor_list("ijD", atoms, radii)
+        kept = np.isin(first, chosen)
+        return first[kept], second[kept], vectors[kept]
+    vectors = atoms.positions - atoms.positions[chosen][:, None]
+    near = np.square(vectors).sum(2) < np.square(radii + radii[chosen][:, None])
+    near[np.arange(len(chosen)), chosen] = False
+    rows, second = np.nonzero(near)
+    return chosen[rows], second, vectors[rows, second]
 
 
 def _element_of(name: str) -> str:
