@@ -215,6 +215,10 @@ def test_derivatives_in_the_weights():
         return functional_call(made, {name: value}, (system,)).energy.sum()
 
     close(grad(energy)(weight), differences(energy, weight)[0])
+    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
+        made(system).energy.sum().backward()  # a plain call gives numbers
+    made(system, create_graph=True).energy.sum().backward()
+    assert bool(made.get_parameter(name).grad.any())
 
 
 def test_third_derivatives_and_forward_mode():
