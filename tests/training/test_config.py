@@ -105,6 +105,11 @@ def test_every_mutated_key_is_rejected_with_path_and_suggestion():
         ("model.activation=sliu", "unknown activation 'sliu', did you mean 'silu'?"),
         ("model.cutoff_lower=6.0", "cutoff range"),
         ("priors=[{name: atomreff}]", "priors.0: unknown prior 'atomreff', did you mean 'atomref'?"),
+        ("priors=[{name: atomref, energies: {H: much}}]", "priors.0: energies.H: should be a number in eV, got 'much'"),
+        (
+            "training.loss={energy: 0, forces: 0, stress: 0, dipole: 0, charges: 0}",
+            "training.loss: at least one of energy, forces, stress needs a weight",
+        ),
         ("priors=[{name: atomref, energies: {Hx: 1.0}}]", "priors.0: energies: 'Hx' is not an element"),
         ("data.split.test=1.5", "data.split.test: should be a whole number of frames"),
         ("data.units.energy=hartre", "data.units: unknown energy unit 'hartre'"),

@@ -236,7 +236,11 @@ def test_faults_of_axes_frames_and_some_labels(raw_config, tmp_path):
     def unrelated(k, atoms, results):
         results["forces"] = np.random.default_rng(k).normal(size=results["forces"].shape)
 
+    def per_atom(k, atoms, results):
+        results["energy"] /= len(atoms)
+
     for fault, said in (
+        (per_atom, "energies look like energies per atom: times the number of atoms, they fit the forces"),
         (axes, "forces of 40 of 40 checked training frames have x and y exchanged (the first: "),
         (
             signs,

@@ -185,6 +185,12 @@ FAULTS = {
     "a level of all": (lambda raw: raw["data"].update(level_of_theory="A"), "each of data.sources has its level"),
     "a key of one": (lambda raw: raw["data"]["sources"][0].update(keys={"stress": "s"}), "give data.keys.stress too"),
     "no group": (lambda raw: raw["training"]["loss"].update(relative_energy=1.0), "needs data.keys.group"),
+    "no energies": (lambda raw: raw.update(head=None, properties=[{"name": "dipole"}])
+                    or raw["data"].update(keys={"energy": None, "forces": None, "dipole": "mu"})
+                    or raw["training"].update(loss={"dipole": 1.0}),
+                    "several levels of theory need a head of energies"),
+    "splits of a source": (lambda raw: raw["data"]["sources"][0].update(split={"file": "s.json"}),
+                           r"sources\.0: split\.file belongs to a training on one source"),
     "nothing": (lambda raw: raw["data"].update(sources=[]), "at least one source"),
 }  # fmt: skip
 

@@ -170,6 +170,9 @@ def test_impossible_splits(raw_config):
     raw_config["data"]["split"] = {"train": 30, "validation": 6, "test": 6}
     with pytest.raises(BadConfig, match=r"data\.split: 32 frames are not enough for"):
         run_training(parse_config(raw_config))
+    raw_config["data"]["split"] = {"file": "none.json"}
+    with pytest.raises(BadConfig, match=r"data\.split\.file: there is no file of splits at none\.json"):
+        run_training(parse_config(raw_config))
 
 
 @pytest.mark.parametrize(("split", "sizes"), [
