@@ -84,6 +84,8 @@ def test_w20_order_and_a_single_member(tmp_path):
     with pytest.raises(ValueError, match="at least two"):
         Ensemble.load([])
     assert bool(torch.isfinite(Ensemble([members[0], members[0]])(BATCH).energy_std).all())
+    with pytest.raises(ValueError, match="the potentials of an ensemble must be on one device"):
+        Ensemble([members[0], members[1].to("meta")])
 
 
 def test_a_list_of_models_is_no_model(tmp_path):

@@ -10,6 +10,9 @@ from variants import ELEMENTS, variant
 
 from torchmdnet2 import Potential, System, load
 from torchmdnet2.checkpoint import save
+from torchmdnet2.models import Features
+from torchmdnet2.models.heads import VectorNetwork
+from torchmdnet2.potential.output import Output
 from torchmdnet2.testing import SYSTEM_CHECKS, check_potential, example_systems
 
 SYSTEMS = example_systems(ELEMENTS, 4.5)
@@ -194,6 +197,34 @@ def test_two_heads_of_one_name_are_refused():
         variant("transformer", properties=[{"name": "charges"}, {"name": "charges"}])
     with pytest.raises(ValueError, match="one energy head"):
         variant("transformer", properties=[{"name": "scalar"}])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"properties": [{"name": "scalar_property", "property": "gap", "per": "bond"}]},
+            "per must be 'system' or 'at",
+        ),
+        ({"head": {"name": "scalar", "reduce": "median"}}, "reduce must be 'sum' or 'mean', got 'median'"),
+        ({"head": {"name": "scalar", "activation": "sliu"}}, "unknown activation 'sliu', did you mean 'silu'"),
+        ({"head": {"name": "scalar", "num_hidden_layers": -1}}, "num_hidden_layers must be at least 0, got -1"),
+    ],
+)
+def test_arguments_out_of_range(config, words):
+    with pytest.raises(ValueError, match=words):
+        Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 8}, **config})
+
+
+def test_heads_that_do_not_fit_the_network():
+    with pytest.raises(ValueError, match="per must be 'system' or 'atom', got 'bond'"):
+        Output("gap", "bond")
+    with pytest.raises(ValueError, match="this head needs vector features: use the model 'equivariant_transformer'"):
+        VectorNetwork(8, "silu")(Features(torch.ones(3, 8)))
+    potential = variant("tensornet2_all_pairs")
+    potential.head.qweights = potential.head.qweights[:-1]
+    with pytest.raises(ValueError, match=r"weights for \d+ charge channels \(stages × q_dim\), but the model has \d"):
+        potential(MOLECULE)
 
 
 def test_atom_filter():
