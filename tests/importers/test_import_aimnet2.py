@@ -206,6 +206,12 @@ def test_members_that_are_not_there_are_refused(ensemble, tmp_path, capsys):
     assert import_aimnet2(alone).metadata["import"]["decisions"][0] == "the model"
     with pytest.raises(BadCheckpoint, match="not an ensemble"):
         import_aimnet2(alone, 1)
+    torch.save(package_file(), tmp_path / "a.pt")
+    with pytest.raises(BadCheckpoint, match="the file holds one model and not an ensemble: leave the member out"):
+        import_aimnet2(tmp_path / "a.pt", 1)
+    torch.save({"state_dict": {}}, tmp_path / "b.pt")
+    with pytest.raises(BadCheckpoint, match="neither a TorchScript file nor a model of the package aimnet"):
+        import_aimnet2(tmp_path / "b.pt")
 
 
 def rewritten(path: str, target, change) -> str:

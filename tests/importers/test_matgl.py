@@ -188,6 +188,6 @@ def test_damaged_files(tmp_path):
 
 
 def test_options_of_other_checkpoints_are_refused(tmp_path, capsys):
-    for option in (["--elements", "H"], ["--layout", "2.x"], ["--energy-unit", "hartree"]):
+    for option in (["--elements", "H"], ["--layout", "2.x"], ["--energy-unit", "hartree"], ["--member", "0"]):
         assert main(["import", str(ANI), str(tmp_path / "m.tmn"), *option]) == 2
         assert option[0] in capsys.readouterr().err
