@@ -228,6 +228,22 @@ def test_files_that_comments_of_the_package_name_exist():
     assert not {str(path.relative_to(ROOT)): names for path, names in named.items() if names}
 
 
+def unknown_tests(text: str) -> list[str]:
+    """Tests that a text names as `data/test_cache::expand`, and that there are not."""
+    known = {
+        f"{path.relative_to(ROOT / 'tests').with_suffix('').as_posix()}::{name}"
+        for path in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"^def test_(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    return sorted(set(re.findall(r"`([\w/]*test_\w+::\w+)`", text)) - known)
+
+
+def test_tests_that_the_list_of_promises_names_exist():
+    text = (ROOT / "docs/dev/promises.md").read_text(encoding="utf-8")
+    assert text.count("::") > 500 and not unknown_tests(text)
+    assert unknown_tests("`test_docs::dead_links_are_found` `test_docs::no_such`") == ["test_docs::no_such"]
+
+
 def test_dead_links_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(

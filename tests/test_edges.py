@@ -11,6 +11,7 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.engine.domain import evaluate_edges
 from torchmdnet2.errors import UnknownElement
 from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.priors import Prior
 
 CUTOFF = 2.5
 CELLS = {
@@ -143,6 +144,26 @@ def test_what_needs_the_whole_structure_is_refused(given, words):
     owner, edge_index, vectors, num_local = next(domains(system, 3, 2 * CUTOFF, CUTOFF))
     with pytest.raises(ValueError, match=words):
         evaluate_edges(make(**given), system.z[owner], edge_index, vectors, num_local)
+
+
+class Field(Prior):
+    """A field along z, which no edge knows of."""
+
+    def forward(self, system, neighbors):
+        return system.pos[:, 2].double()
+
+
+def test_priors_of_positions_and_potentials_of_whole_structures_are_refused():
+    system = crystal(CELLS["triclinic"])
+    owner, edge_index, vectors, num_local = next(domains(system, 3, 2 * CUTOFF, CUTOFF))
+    given = system.z[owner], edge_index, vectors, num_local
+    potential = make()
+    potential.priors.append(Field())
+    with pytest.raises(ValueError, match="a prior reads positions, which a host's edges do not have"):
+        evaluate_edges(potential, *given)
+    shifted = {**make().config, "energy_shift": 1.0}
+    with pytest.raises(ValueError, match="a prior is a potential with an energy_shift of the whole structure"):
+        evaluate_edges(make(priors=[{"name": "baseline", "potential": shifted}]), *given)
 
 
 def test_bad_input_is_named():
