@@ -230,6 +230,9 @@ def test_faults_of_axes_frames_and_some_labels(raw_config, tmp_path):
     def hartree(k, atoms, results):
         results["energy"] /= 27.211 if k % 4 == 2 else 1
 
+    def rydberg(k, atoms, results):
+        results["forces"] = results["forces"] / (25.711 if k % 4 == 2 else 1)
+
     def moved(k, atoms, results):
         results["energy"] = energies[(k + 1) % len(energies)]
 
@@ -247,6 +250,7 @@ def test_faults_of_axes_frames_and_some_labels(raw_config, tmp_path):
             "forces of 13 of 40 checked training frames have the sign opposite to that of the others (the first: ",
         ),
         (hartree, "energies of 10 of 40 checked training frames are 1/27.2 of the others"),
+        (rydberg, "forces of 10 of 40 checked training frames are 1/25.7 of the others, as if eV/Å and Ry/bohr"),
         (moved, "energies of 40 of 40 checked training frames belong to the frame after"),
         (unrelated, "do forces, positions and elements belong together?"),
     ):
@@ -289,6 +293,32 @@ def test_faults_of_similar_frames_of_one_molecule(raw_config, tmp_path):
             fault(atoms.calc.results)
         found = notes(written(raw_config, tmp_path, changed))
         assert len(found) == (said is not None) and all(said in note for note in found), (said, found)
+
+
+@pytest.mark.parametrize(
+    ("label", "factor", "units"),
+    [
+        ("forces", 23.06, ["forces in kcal/mol/Å (1/23.1)", "energies in hartree (1/27.2)"]),
+        ("energy", 1 / 27.211, ["energies in hartree (1/27.2)", "forces in kcal/mol/Å (1/23.1)"]),
+        ("energy", 23.06, ["energies in kcal/mol (23.1)", "forces in Ry/bohr (25.7)", "forces in hartree/Å (27.2)"]),
+        (
+            "forces",
+            1 / 27.211,
+            ["forces in hartree/Å (27.2)", "forces in Ry/bohr (25.7)", "energies in kcal/mol (23.1)"],
+        ),
+        ("forces", 1 / 51.422, "The ratio is that of forces in hartree/bohr."),
+        ("forces", 96.49, "The ratio is that of forces in kJ/mol/Å."),
+        ("forces", 300.0, None),
+    ],
+)
+def test_units_that_a_factor_cannot_tell_apart_are_listed_nearest_first(raw_config, tmp_path, label, factor, units):
+    raw_config["data"]["split"] = {"validation": 0, "test": 0}
+    frames = read(Path(__file__).parents[2] / "examples/data/ethanol_gfn2.xyz", "::4")
+    for atoms in frames:
+        atoms.calc.results[label] = factor * atoms.calc.results[label]
+    (note,) = [note for note in notes(written(raw_config, tmp_path, frames)) if "follow from the forces" in note]
+    said = f"nearest first: {', '.join(units)}." if isinstance(units, list) else units
+    assert said in note if units else "nearest first" not in note and "ratio is" not in note
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -458,7 +488,8 @@ def test_stress_of_another_sign_unit_or_order(raw_config, tmp_path):
     (note,) = said(lambda k, s, volume: samples[(k + 1) % 30].labels["stress"][0].numpy())
     assert "stresses belong to the frame after" in note
     (note,) = said(lambda k, s, volume: s, forces=23.06)  # the stress fits the energies
-    assert "follow from the forces: are the units right? The ratio is that of kcal/mol." in note
+    assert "follow from the forces: are the units right? Units with nearly this factor, nearest first: " in note
+    assert "forces in kcal/mol/Å (1/23.1)" in note and "energies in hartree (1/27.2)" in note
 
 
 def _symmetric(xx, yy, zz, yz, zx, xy):

@@ -278,10 +278,17 @@ _FAR = 30.0  # eV per atom, from single atoms
 _STRESS = 5.0  # eV/Å³: 800 GPa
 _MOST_TURNED = 0.7  # of the frames, if some are turned; atoms with another sign turn nearly all
 _NET, _NET_PER_ATOM = 0.05, 0.02  # sum of the forces over their size; eV/Å, above that of coarse grids
+_APART = 0.45  # logarithm of the ratio of factors that cannot be told apart
 _BONDS = (0.65, 1.6)  # nearest distance over the sum of the covalent radii
 
-_FORCES = {"kcal/mol": 23.06, "kJ/mol": 96.49, "1/bohr": 1 / 1.8897, "hartree": 1 / 27.211, "hartree/bohr": 1 / 51.422,
-           "Ry/bohr": 1 / 25.711, "1/nm": 10.0}  # fmt: skip
+_ENERGIES = {
+    "energies in kcal/mol": 23.06, "energies in kJ/mol": 96.49, "energies in hartree": 1 / 27.211,
+    "energies in Ry": 1 / 13.606, "forces in kcal/mol/Å": 1 / 23.06, "forces in kJ/mol/Å": 1 / 96.49,
+    "forces in kJ/mol/nm": 1 / 964.9, "forces in eV/nm": 0.1, "forces in eV/bohr": 1.8897,
+    "forces in hartree/Å": 27.211, "forces in hartree/bohr": 51.422, "forces in Ry/bohr": 25.711,
+}  # fmt: skip
+"""Unit, if the other labels are in eV and Å -> changes of the energy over those that follow from the forces."""
+
 _STRESSES = {"GPa": 160.22, "kbar": 1602.2, "bar": 1.6022e6, "Pa": 1.6022e11, "hartree/bohr³": 1 / 183.63}
 
 
@@ -325,7 +332,7 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
         if fitted.forces is not None or fitted.energies is not None:
             near = None  # it compares the labels with their fault
     if fitted is not None and fitted.energy is not None and not _right(near):
-        said = _energy_fault(fitted, fitted.energy, known.sizes)
+        said = _energy_fault(fitted, fitted.energy, known.sizes, near)
         scale = 1.0 if said is None or _SCATTER in said else fitted.energy.value
     if said is not None and fitted is not None:
         yield (
@@ -338,7 +345,8 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
         and (not _agree(fitted) or abs(near.correlation) > _SIMILAR or _SCATTER in near.fault)
     ):
         scale = near.slope if _SCATTER not in near.fault else 1.0
-        yield f"comparing similar training frames, {near.fault} See data.keys and data.units"
+        meant = _meant(scale, _ENERGIES) if "times those" in near.fault else ""
+        yield f"comparing similar training frames, {near.fault}{meant} See data.keys and data.units"
     if "stress" not in known.labelled:
         return
     near = stress_agreement(frames.data, indices, known)
@@ -380,8 +388,11 @@ def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterato
         )
 
 
-def _energy_fault(fitted: Regression, factor: Factor, sizes: np.ndarray) -> str | None:
-    """The fault of energies that are a factor times those that the forces predict; None if it is not clear."""
+def _energy_fault(fitted: Regression, factor: Factor, sizes: np.ndarray, near: Agreement | None) -> str | None:
+    """The fault of energies that are a factor times those that the forces predict; None if it is not clear.
+
+    The factor of similar frames is used where it is known, since it is nearer to the right one.
+    """
     precise, whole = fitted.explained > _PRECISE, fitted.per_atom
     if whole is None:
         return None
@@ -401,16 +412,22 @@ def _energy_fault(fitted: Regression, factor: Factor, sizes: np.ndarray) -> str 
         return "forces have the wrong sign for the energies: are they gradients, or do they follow another convention?"
     if (factor.close if precise else factor.near) < EVIDENCE or factor.value < 0:
         return None
-    said = f"changes of the energy are {factor.value:.2g} times those that follow from the forces: are the units right?"
-    if 0.6 < factor.value * sizes.mean() < 1.6:
+    similar = near is not None and near.correlation > _SIMILAR
+    value = near.slope if near is not None and similar else factor.value
+    said = f"changes of the energy are {value:.2g} times those that follow from the forces: are the units right?"
+    if 0.6 < value * sizes.mean() < 1.6:
         said += " Or are they energies per atom?"
-    return said + (_meant(1 / factor.value, _FORCES) if precise else "")
+    return said + (_meant(value, _ENERGIES) if precise or similar else "")
 
 
-def _meant(ratio: float, units: dict[str, float]) -> str:
-    """A unit that would explain that labels are too large by a ratio."""
-    name, known = min(units.items(), key=lambda item: abs(np.log(ratio / item[1])))
-    return f" The ratio is that of {name}." if abs(np.log(ratio / known)) < 0.2 else ""
+def _meant(factor: float, units: dict[str, float]) -> str:
+    """The units that may explain a factor, nearest first: that of right labels is 0.6 to 1.1 by a pair potential."""
+    apart = {name: abs(np.log(factor / known)) for name, known in units.items()}
+    names = sorted((name for name in apart if apart[name] < _APART), key=apart.__getitem__)
+    if len(names) < 2:
+        return f" The ratio is that of {names[0]}." if names else ""
+    listed = (f"{n} ({units[n]:.3g})" if units[n] >= 1 else f"{n} (1/{1 / units[n]:.3g})" for n in names)
+    return f" Units with nearly this factor, nearest first: {', '.join(listed)}."
 
 
 def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
