@@ -539,6 +539,99 @@ def test_jobs_of_orca_are_told_apart(tmp_path):
         read_structures(tmp_path / "a.out", format="orca-output")
 
 
+NWCHEM_HEAD = (
+    "              Northwest Computational Chemistry Package (NWChem) 7.0.2\n\n"
+    "                                NWChem Input Module\n                                -------------------\n\n"
+)
+NWCHEM_GEOMETRY = (
+    '\n                             Geometry "geometry" -> "geometry"\n          ----------------\n\n'
+    " Output coordinates in angstroms (scale by  1.889725989 to convert to a.u.)\n\n"
+    "  No.       Tag          Charge          X              Y              Z\n"
+    " ---- ---------------- ---------- -------------- -------------- --------------\n"
+    + "".join(
+        f"{k + 1:5d} {s}  {6 if s == 'C' else 8:.4f} {x:.8f} {y:.8f} {z:.8f}\n"
+        for k, (s, (x, y, z)) in enumerate(zip(SYMBOLS, POSITIONS, strict=True))
+    )
+    + "\n"
+)
+NWCHEM_BASIS = (
+    ' Summary of "ao basis" -> "ao basis" (cartesian)\n ------------------------------\n'
+    "       Tag                 Description            Shells   Functions and Types\n"
+    " ---------------- ------------------------------  ------  ---------------------\n"
+    " C                           {0}                  3        5   2s1p\n"
+    " O                           {0}                  3        5   2s1p\n\n\n"
+)
+
+
+def nwchem_scf(charge=-2, basis="sto-3g", energy=-377.0, more="", closed="    0"):
+    """A task with Hartree-Fock, as its output shows it."""
+    return (
+        "                                 NWChem SCF Module\n                                 -----------------\n\n"
+        f'  ao basis        = "ao basis"\n  closed shells   =    23\n  open shells     = {closed}\n'
+        f"  charge          =  {charge:.2f}\n  wavefunction    = RHF \n\n{NWCHEM_BASIS.format(basis)}"
+        f"       Final RHF  results \n      ------------------ \n\n         Total SCF energy = {energy:.9f}\n{more}\n\n"
+    )
+
+
+def nwchem_dft(charge=-2, basis="sto-3g", energy=-377.0, functional="B3LYP"):
+    return (
+        "                                 NWChem DFT Module\n                                 -----------------\n\n"
+        f"{NWCHEM_BASIS.format(basis)}          Charge           :    {charge}\n          Spin multiplicity:     1\n\n"
+        f"              XC Information\n              --------------\n             {functional} Method XC Potential\n"
+        "            Hartree-Fock (Exact) Exchange  0.200\n\n             Grid Information\n      ----------------\n\n"
+        f"         Total DFT energy =    {energy:.9f}\n\n\n"
+    )
+
+
+NWCHEM_TASK = (
+    "                                NWChem Input Module\n                                -------------------\n\n"
+)
+
+
+def nwchem(*tasks):
+    return NWCHEM_HEAD + NWCHEM_GEOMETRY + NWCHEM_TASK.join(tasks)
+
+
+@pytest.mark.parametrize(("task", "spin"), [(nwchem_scf(), 1), (nwchem_scf(closed="    2"), 3), (nwchem_dft(), 1)])
+def test_charge_and_multiplicity_of_nwchem(tmp_path, task, spin):
+    (tmp_path / "a.nwo").write_text(nwchem(task))
+    (atoms,) = read_structures(tmp_path / "a.nwo", format="nwchem-out")
+    assert atoms.get_chemical_formula() == "C2O4" and (atoms.info["charge"], atoms.info["spin"]) == (-2, spin)
+    assert atoms.get_potential_energy() == pytest.approx(-377 * 27.211386, abs=1e-2)
+
+
+@pytest.mark.parametrize("geometry", ["", NWCHEM_GEOMETRY])
+@pytest.mark.parametrize("task", [nwchem_scf, nwchem_dft])
+def test_tasks_of_nwchem_are_all_read(tmp_path, task, geometry):
+    """Also a task without a geometry, which has that of the task before."""
+    (tmp_path / "a.nwo").write_text(nwchem(task(), geometry + task(energy=-377.5)))
+    found = read_structures(tmp_path / "a.nwo", format="nwchem-out")
+    assert [atoms.get_potential_energy() / 27.211386 for atoms in found] == pytest.approx([-377, -377.5], abs=1e-3)
+    assert all(atoms.info["charge"] == -2 and np.allclose(atoms.positions, POSITIONS) for atoms in found)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (nwchem_dft(), "different methods: job 1 .*, hf/sto-3g; job 2 .*b3lyp method xc potential"),
+        (nwchem_scf(basis="6-31g*"), "different methods: job 1 .*hf/sto-3g; job 2 .*hf/6-31g"),
+        (nwchem_scf(more="          Total MP2 energy           -378.1"), "different methods: .*hf/sto-3g mp2"),
+        (nwchem_scf(more=" CCSD total energy / hartree       =       -378.1"), "different methods: .*hf/sto-3g ccsd"),
+        (nwchem_scf(charge=0), "job 1 is C2O4, charge -2, .*job 2 is C2O4, charge 0"),
+        (NWCHEM_GEOMETRY.replace("    1 C  6.0000", "    1 N  7.0000") + nwchem_scf(), "job 2 is CNO4"),
+    ],
+)
+def test_tasks_of_nwchem_of_other_molecules_and_methods_are_named(tmp_path, second, words):
+    (tmp_path / "a.nwo").write_text(nwchem(nwchem_scf(), second))
+    for read in (read_structures, open_dataset):
+        with pytest.raises(BadData, match=r"a\.nwo: it has 2 jobs .*split it into a file for each job") as caught:
+            read(tmp_path / "a.nwo", format="nwchem-out")
+        assert re.search(words, str(caught.value))
+    (tmp_path / "a.nwo").write_text(nwchem(nwchem_dft(), nwchem_dft(functional="PBE0")))
+    with pytest.raises(BadData, match="different methods"):
+        read_structures(tmp_path / "a.nwo", format="nwchem-out")
+
+
 # --- extended XYZ ----------------------------------------------------------------------------------------------------
 
 

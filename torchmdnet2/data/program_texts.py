@@ -39,7 +39,10 @@ _PROGRAMS = {
     ("orca-output", "orca"):
         r"^\s*Total Charge\s+Charge[\s.]+(?P<charge>[+-]?\d+)|^\s*Multiplicity\s+Mult[\s.]+(?P<spin>\d+)",
     ("nwchem-in",): r"(?i)^\s*charge\s+(?P<charge>[+-]?\d+)|^\s*mult\s+(?P<spin>\d+)",
-    ("nwchem-out",): r"^\s*Charge\s*:\s*(?P<charge>[+-]?\d+)|^\s*Spin multiplicity\s*:\s*(?P<spin>\d+)",
+    # DFT, and SCF with or without restrictions
+    ("nwchem-out",):
+        r"^\s*Charge\s*:\s*(?P<charge>[+-]?\d+)|^\s*Spin multiplicity\s*:\s*(?P<spin>\d+)"
+        r"|^ +open shells +=\s*(?P<unpaired>\d+)|^ +charge +=\s*(?P<charge_>[+-]?\d+\.\d+)",
     ("gamess-us-in",): r"(?i)\bicharg\s*=\s*(?P<charge>[+-]?\d+)|\bmult\s*=\s*(?P<spin>\d+)",
     ("gamess-us-out",):
         r"^\s*CHARGE OF MOLECULE\s*=\s*(?P<charge>[+-]?\d+)|^\s*SPIN MULTIPLICITY\s*=\s*(?P<spin>\d+)",
@@ -89,16 +92,23 @@ _JOBS = {
         r"^ *(?:Input|Z-Matrix|Standard) orientation:",
     ),
     "orca-output": (r"^\$+ +JOB NUMBER +\d+", r"^CARTESIAN COORDINATES \(ANGSTROEM\)"),
+    "nwchem-out": (r"^ +NWChem Input Module", r"^ +NWChem (?:SCF|DFT) Module"),
 }  # fmt: skip
 """Formats of ASE -> where another job may begin, and what each job has."""
 
 _LEVEL = {
-    "method": r"SCF Done: +E\((?:RO|R|U)?(.+?)\)|^ *Functional name +\.+ +(\S+)",
-    "basis": r"^ *Standard basis: *(\S+)|^ *Your calculation utilizes the basis: *(\S+)",
+    "method":
+        r"SCF Done: +E\((?:RO|R|U)?(.+?)\)|^ *Functional name +\.+ +(\S+)"
+        r"|^ +wavefunction += +(?:RO|R|U)(HF)|^ +XC Information *\n[ -]+\n((?:.*\S.*\n)+)",
+    # NWChem lists an element, its basis set, and the numbers of its functions
+    "basis":
+        r"^ *Standard basis: *(\S+)|^ *Your calculation utilizes the basis: *(\S+)"
+        r"|^ [A-Z]\w* +(\S.*?) +\d+ +\d+ +(?:\d+[spdfghi])+ *$",
     "correlation":
-        r"\b(EUMP2|CCSD\(T\)=|E\(CI\)|Wavefunction amplitudes converged)|^ *(E\(CCSD\(T\)\)|E\(MP2\)) ",
-    "solvent": r"^ *Solvent *: *([^,\s]+)",
-    "dispersion": r"\b(Grimme-D\d\S*)",
+        r"\b(EUMP2|CCSD\(T\)=|E\(CI\)|Wavefunction amplitudes converged)|^ *(E\(CCSD\(T\)\)|E\(MP2\)) "
+        r"|^ +Total (MP2|CCSD\(T\)|CCSD) energy|^ +(\S+) total energy / hartree|^ +(Excited state) energy =",
+    "solvent": r"^ *Solvent *: *([^,\s]+)|^ +dielectric constant +-eps- += +(\S+)",
+    "dispersion": r"\b(Grimme-D\d\S*)|^ +(DFT-D\d\S*) Model",
 }  # fmt: skip
 """What the texts of jobs state of method and basis set."""
 
@@ -108,7 +118,10 @@ _READ_ELSEWHERE = ("gen", "genecp", "chkbas")  # basis sets that a route does no
 
 
 def jobs_of(format: str, text: str) -> list[str]:
-    """Return the text of each job in an output, as of a Gaussian input with `--Link1--`."""
+    """Return the text of each job in an output, as of a Gaussian input with `--Link1--`, or a task of NWChem.
+
+    A task of NWChem that has no geometry begins with that of the one before.
+    """
     begin, needed = _JOBS.get(format, ("", ""))
     if not begin:
         return [text]
@@ -119,7 +132,16 @@ def jobs_of(format: str, text: str) -> list[str]:
         if re.search(needed, text[start:end], re.M):
             jobs.append(rest)
             rest = ""
-    return [*jobs[:-1], jobs[-1] + rest] if jobs else [text]
+    jobs = [*jobs[:-1], jobs[-1] + rest] if jobs else [text]
+    geometry = ""
+    for k, job in enumerate(jobs if format == "nwchem-out" else ()):
+        own = _GEOMETRY.findall(job)
+        jobs[k] = job if own else geometry + job
+        geometry = f"\n{own[-1]}" if own else geometry
+    return jobs
+
+
+_GEOMETRY = re.compile(r'^ +Geometry "(?:.*\n){7}(?: +\d+ +\S+(?: +-?[\d.]+){4} *\n)+', re.M)  # of NWChem
 
 
 def level_of(text: str) -> dict[str, str]:
@@ -129,7 +151,7 @@ def level_of(text: str) -> dict[str, str]:
     """
     found = {}
     for aspect, pattern in _LEVEL.items():
-        stated = ["".join(match.groups("")) for match in re.finditer(pattern, text, re.M)]
+        stated = [" ".join("".join(match.groups("")).split()) for match in re.finditer(pattern, text, re.M)]
         found[aspect] = " ".join(dict.fromkeys(stated)).lower()
     route = _ROUTE.search(text)
     if route is not None:  # lines of 70 characters are broken anywhere
@@ -189,9 +211,10 @@ def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
                 continue
             start, end = text.rfind("\n", 0, match.start(name)) + 1, text.find("\n", match.end(name))
             line = " ".join(text[start : end if end >= 0 else len(text)].split())
-            number = whole_number(re.sub("[dD]", "e", value), "charge" if name == "charge" else "spin")
+            charge = name.startswith("charge")
+            number = whole_number(re.sub("[dD]", "e", value), "charge" if charge else "spin")
             statement = Statement(number + name.startswith("unpaired"), f"its line '{line}'")
-            found["charge" if name == "charge" else "spin"].append(statement)
+            found["charge" if charge else "spin"].append(statement)
         if format in _ONCE:
             break
     return found

@@ -238,7 +238,7 @@ def _of_jobs(format: str, jobs: Sequence[str]) -> list[Found]:
     if len(molecules) > 1 or not all(same_level(one, other) for one, other in combinations(levels, 2)):
         what = "molecules or states" if len(molecules) > 1 else "methods"
         raise BadData(
-            f"it has {len(jobs)} jobs (--Link1-- or a later step) of different {what}: "
+            f"it has {len(jobs)} jobs (--Link1--, or a later step or task) of different {what}: "
             + "; ".join(f"job {k} is {formula}, charge {_shown(charge)}, multiplicity {_shown(spin)}"
                         + f", {_words_of(level)}" * any(level.values())
                         for k, (formula, charge, spin, level) in enumerate(facts, 1))
