@@ -184,6 +184,14 @@ def test_charges_and_spins_that_are_not_read_are_noted(raw, name, key):
     assert not any("not read" in note for note in data_notes(make_setup(parse_config(raw)), 1000))
 
 
+def test_what_the_data_state_by_other_names_is_in_the_log(raw):
+    frames = make_frames(32)
+    for k, frame in enumerate(frames):
+        frame.info.update(net_charge=2 * (k % 2), multiplicity=1)
+    (said,) = [note for note in make_setup(parse_config(with_data(raw, frames))).notes if "states" in note]
+    assert said.endswith("own.xyz states: charge by 'net_charge', spin by 'multiplicity'")
+
+
 def crystals(count, seed=0):
     """Crystals with energies, forces and stress of EMT, as frames."""
     rng = np.random.default_rng(seed)
