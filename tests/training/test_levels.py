@@ -204,6 +204,23 @@ def test_refusals(two, fault):
         parse_config(two)
 
 
+def test_a_frame_of_a_level_that_the_model_refuses_is_named(two, tmp_path):
+    """Not one of another level, whose elements the first level does not know."""
+    frames = [atoms for atoms in make_frames(60, seed=2) if 6 not in atoms.numbers[:4]][:12]
+    for atoms in frames:
+        atoms.calc = SinglePointCalculator(atoms, energy=atoms.get_potential_energy(), forces=atoms.get_forces())
+    write(tmp_path / "a.xyz", frames, format="extxyz")
+    others = other_level(make_frames(12, seed=1))
+    others[4].set_cell([9, 9, 9])
+    others[4].pbc = True
+    write(tmp_path / "b.xyz", others, format="extxyz")
+    two["data"]["split"] = {"validation": 1, "test": 0}
+    two |= {"properties": [{"name": "charges"}], "priors": [{"name": "coulomb", "charges": "predicted"}]}
+    two["priors"].append({"name": "atomref", "energies": "fit"})
+    with pytest.raises(ValueError, match=r"b\.xyz, frame 4 is periodic, and a sum over all pairs"):
+        run_training(parse_config(two))
+
+
 def test_ensembles_of_several_levels_are_refused(two):
     with pytest.raises(BadConfig, match="--members: not possible with several levels of theory; train each model sep"):
         run_members(parse_config(two), 2, check=True)

@@ -273,9 +273,11 @@ def naming_frames(setup: Setup) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if type(error) is ValueError:
-            for frames in setup.frames.values():
-                require_known(setup.potential.train(), frames, range(len(frames)))
+        names, potential = setup.potential.level_names, setup.potential.train()
+        for frames in setup.frames.values() if type(error) is ValueError else ():
+            for number, name in enumerate(names or [None]):
+                part = frames.of(frames.levels == number) if name else frames
+                require_known(potential.at_level(name) if name else potential, part, range(len(part)))
         raise
 
 
