@@ -20,7 +20,13 @@ from torchmdnet2.adapters import lammps as adapter
 from torchmdnet2.adapters.lammps import LammpsError, attach, open_lammps
 from torchmdnet2.adapters.mpi_exchange import MpiExchange
 from torchmdnet2.checkpoint import save
-from torchmdnet2.errors import BadConfig, UnknownElement, UntrainedCharge, UntrainedChargeWarning
+from torchmdnet2.errors import (
+    BadConfig,
+    UndeterminedEnergyWarning,
+    UnknownElement,
+    UntrainedCharge,
+    UntrainedChargeWarning,
+)
 
 
 def make(model="tensornet", **config):
@@ -76,6 +82,13 @@ def test_bad_arguments_are_named(simulation):
     empty.close()
     with pytest.raises(LammpsError, match="LAMMPS does not start: Failed to initialize"):
         open_lammps(["-no_such_option", "-log", "none", "-screen", "none"])
+
+
+def test_compositions_without_a_reference_energy_are_warned_of(simulation):
+    lmp = simulation()
+    attach(lmp, make(compositions=[{"1": 2, "8": 1}]), TYPES)
+    with pytest.warns(UndeterminedEnergyWarning, match="only those of H2O and of combinations"):
+        lmp.command("run 0")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state
+from torchmdnet2.training.steps import loop
 from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.network import PackedNetwork
 from torchmdnet2.training.steps.packed_frames import Capacity, PackedFrames, Part, pairs_of
@@ -292,6 +294,22 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_names_the_frames(raw_co
             trainer.train_epoch(Hooks())
             trainer.end_epoch(Hooks())
     assert all(torch.isfinite(p).all() for p in trainer.potential.parameters())
+
+
+def test_a_step_that_is_not_finite_stops_a_run_at_the_next_check(raw_config):
+    """On a GPU steps are looked at every 25, as docs/training.md says; here every third."""
+    raw_config["training"].update(device="cpu", precision="float64", max_epochs=1)
+    config, losses = parse_config(raw_config), []
+    with own_torch_state(config):
+        trainer = make_trainer(make_setup(config), None)
+        assert pack_trainer(trainer) is None
+        trainer.packed.check_every = 3
+        trainer.packed.step.store._r[:] = float("inf")
+        with pytest.raises(TrainingDiverged, match="not finite"):
+            losses.extend(trainer.packed.steps([[k] for k in range(9)]))
+    assert len(losses) == 2
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    assert f"stops the run within {loop._CHECK_EVERY} steps" in page.read_text(encoding="utf-8")
 
 
 def test_what_cannot_be_packed_says_why(raw_config):
