@@ -20,6 +20,9 @@ CASES = {  # package -> its extra, and what needs it; the files named none.* are
     "chemfiles": ("xtc", "from torchmdnet2.md.trajectory import XTC; XTC.check(Path('none.xtc'), None)"),
     "rdkit": ("smiles", "main(['md', 'organic', '--smiles', 'CCO'])"),
     "huggingface_hub": ("hub", "main(['fetch', 'some/model'])"),
+    "distributed": ("dask", "relax('--dask', 'tcp://none:1')"),
+    "matplotlib": ("plot", "relax('--report')"),
+    "torch_cluster": ("cluster", "neighbors('torch_cluster')"),
     "h5py": ("hdf5", "from torchmdnet2.data.hdf5_file import opened_hdf5; opened_hdf5('none.h5')"),
     "tad_dftd3": ("d3", f"train({D3!r})"),
     "tensorboard": ("tensorboard", "train('[]', 'tensorboard: true')"),
@@ -38,6 +41,16 @@ class Blocked:
 cases, told = json.load(sys.stdin), {}
 sys.meta_path.insert(0, Blocked())
 from torchmdnet2.cli import main
+
+def relax(*options):
+    Path("in.xyz").touch()
+    main(["relax", "organic-small", "in.xyz", "out.xyz", *options])
+
+def neighbors(backend):
+    from ase.build import molecule
+    from torchmdnet2 import System
+    from torchmdnet2.neighbors import neighbor_list
+    neighbor_list(System.from_ase(molecule("H2O")), 5.0, backend=backend)
 
 def train(priors, output=""):
     Path("config.yaml").write_text(f"data: {{train: none.xyz}}\\npriors: {priors}\\noutput: {{folder: run, {output}}}")

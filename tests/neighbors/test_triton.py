@@ -28,16 +28,16 @@ def test_tensors_on_the_cpu_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "module", "package"),
+    ("backend", "module", "extra"),
     [
-        ("triton", "triton", "triton"),
-        ("torch_cluster", "torch_cluster", "torch-cluster"),
-        ("vesin", "vesin", "vesin"),
+        ("triton", "triton", "gpu"),
+        ("torch_cluster", "torch_cluster", "cluster"),
+        ("vesin", "vesin", "cpu"),
     ],
 )
-def test_a_missing_package_is_named(monkeypatch, backend, module, package):
+def test_a_missing_package_is_named(monkeypatch, backend, module, extra):
     for name in [m for m in sys.modules if m.split(".")[0] == module or m.startswith("torchmdnet2.neighbors.triton")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)  # makes `import module` fail
-    with pytest.raises(MissingBackend, match=f"pip install {package}"):
+    with pytest.raises(MissingBackend, match=rf"needs the package {module}: pip install 'torchmdnet2\[{extra}\]'"):
         neighbor_list(System(z=torch.ones(2, dtype=torch.long), pos=torch.eye(3)[:2]), 4.0, backend=backend)

@@ -343,6 +343,6 @@ with own_torch_state(config):
     assert pack_trainer(trainer) is None
     trainer.run(Hooks())
     trainer.device = type("Device", (), {{"type": "cuda"}})
-    assert "pip install triton" in pack_trainer(trainer)
+    assert "pip install 'torchmdnet2[gpu]'" in pack_trainer(trainer)
 """
     subprocess.run([warm_python(), "-c", code], check=True)

@@ -195,7 +195,7 @@ def _pictures(rounds: Sequence[RoundSummary]) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        return "<p class=note>For a plot of the progress, run pip install matplotlib and resume the run.</p>"
+        return "<p class=note>For a plot of the progress, run pip install 'torchmdnet2[plot]' and resume the run.</p>"
     return f"<div class=pictures>{image(figure_png(lambda f: _draw(rounds, f), (5.2, 6.0)), 'progress')}</div>"
 
 

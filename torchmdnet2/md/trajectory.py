@@ -568,7 +568,7 @@ class Recorder:
         try:
             plot(self.options.file(".png"), self.rows, self.atoms.num_atoms, title, self.drifts)
         except ImportError as error:
-            return f"no plot: {error.name} is not installed (pip install matplotlib)"
+            return f"no plot: {error.name} is not installed (pip install 'torchmdnet2[plot]')"
         return ""
 
     def write_page(self, title: str, settings: str, ns_per_day: float) -> None:

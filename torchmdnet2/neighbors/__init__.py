@@ -33,7 +33,7 @@ BACKENDS.register("reference")(neighbor_list_reference)
 BACKENDS.register("vesin")(neighbor_list_vesin)
 BACKENDS.register("torch_cluster")(neighbor_list_torch_cluster)
 
-_PACKAGES = {"torch_cluster": "torch-cluster"}  # where module names differ
+_EXTRAS = {"torch_cluster": "cluster", "triton": "gpu", "vesin": "cpu"}
 
 
 @BACKENDS.register("triton")
@@ -92,9 +92,9 @@ def _search(system: System, cutoff: float, backend: str, half: bool) -> Neighbor
         return BACKENDS[backend](system, cutoff, half=half)
     except ModuleNotFoundError as error:
         module = str(error.name).partition(".")[0]
-        package = _PACKAGES.get(module, module)
+        remedy = f"'torchmdnet2[{_EXTRAS[module]}]'" if module in _EXTRAS else module
         raise MissingBackend(
-            f"the neighbor backend '{backend}' needs the package {package}: pip install {package}"
+            f"the neighbor backend '{backend}' needs the package {module}: pip install {remedy}"
         ) from error
 
 

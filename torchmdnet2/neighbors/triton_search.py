@@ -50,7 +50,8 @@ __all__ = [
 try:
     import triton
 except ModuleNotFoundError as error:
-    raise MissingBackend("the neighbor backend 'triton' needs the package triton: pip install triton") from error
+    words = "the neighbor backend 'triton' needs the package triton: pip install 'torchmdnet2[gpu]'"
+    raise MissingBackend(words) from error
 
 
 CELLS_FROM = 2000

@@ -175,7 +175,7 @@ class ScanReport:
         try:
             drawn = {kind: picture(self.of(kind), self.reference) for kind in TITLES if self.of(kind)}
         except ImportError as error:
-            self.notes.append(f"no plots: {error.name} is not installed (pip install matplotlib)")
+            self.notes.append(f"no plots: {error.name} is not installed (pip install 'torchmdnet2[plot]')")
         content: dict[Path, bytes | str] = {
             _named(prefix, ".json"): json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n",
             _named(prefix, ".csv"): self._csv(),

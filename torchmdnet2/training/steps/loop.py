@@ -234,7 +234,7 @@ def pack_trainer(trainer: Trainer, devices: Devices | None = None) -> str | None
         devices: processes that each take a share of every batch; None: this one alone.
     """
     if trainer.device.type == "cuda" and find_spec("triton") is None:  # comes with PyTorch for GPUs
-        return "a missing package (pip install triton)"
+        return "a missing package (pip install 'torchmdnet2[gpu]')"
     reason = unsupported_training(trainer)
     if reason is None:
         trainer.packed = PackedLoop(trainer, devices)
