@@ -1,5 +1,6 @@
 """Formats of dpdata: numbers, units and signs of files that are written here."""
 
+import re
 import sys
 import warnings
 
@@ -296,6 +297,19 @@ def test_energies_forces_and_the_sign_of_the_stress(tmp_path, name, write, file,
     assert_frames(open_dataset(tmp_path / file, KEYS, format=f"dpdata/{name}"), frames, atol=3e-7)
     with pytest.raises(BadData, match="dpdata converts to eV and Å"):
         open_dataset(tmp_path / file, KEYS, {"energy": "hartree"}, format=f"dpdata/{name}")
+
+
+def test_the_number_of_electrons_of_vasp_shows_the_charge(tmp_path):
+    frame = alloy()
+    write_outcar(tmp_path / "OUTCAR", [frame])
+    own = (tmp_path / "OUTCAR").read_text()
+    (numbers,) = re.findall("ions per type = (.*)", own)
+    valences = " ".join(["11.00"] * len(numbers.split()))
+    for more, charge in ((0, 0), (2, -2)):
+        electrons = 11 * len(frame) + more
+        (tmp_path / "OUTCAR").write_text(f"{own}\n   NELECT = {electrons:.4f}\n   ZVAL   =   {valences}\n")
+        data = open_dataset(tmp_path / "OUTCAR", KEYS, format="dpdata/vasp/outcar")
+        assert data[0].system.charge.tolist() == [charge]
 
 
 @pytest.mark.parametrize(

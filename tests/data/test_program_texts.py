@@ -6,9 +6,9 @@ from ase.build import molecule
 from ase.io import write
 
 from torchmdnet2.data import open_dataset
-from torchmdnet2.data.program_texts import program_statements, states_charges
+from torchmdnet2.data.program_texts import program_statements, states_charges, states_more
 from torchmdnet2.data.structures import read_structures
-from torchmdnet2.errors import BadData
+from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.units import BOHR
 
 ATOMS = "O 0.0 0.0 0.0\nH 0.0 0.76 0.6\nH 0.0 -0.76 0.6\n"
@@ -71,6 +71,11 @@ DFT = """&FORCE_EVAL
         ("octopus-in", "ExcessCharge = 1\n", [1], []),
         ("dftb", "Hamiltonian = DFTB {\n  Charge = -1.0\n}\n", [-1], []),
         ("psi4/out", "    Charge       = -1\n    Multiplicity = 2\n", [-1], [2]),
+        ("abinit-out", " outvars: echo values\n       cellcharge   -2.00000000E+00\n", [-2], []),
+        ("gpaw-out", "  Total Charge: -2.000000 \n", [-2], []),
+        ("siesta/output", "redata: Net charge of the system               =   -2.000 |e|\n", [-2], []),
+        ("turbomole", "$charge\n  -2.000  0.0\n$eht charge=-2 unpaired=0\n$end\n", [-2, -2], [1]),
+        ("turbomole", "$charge from file\n$end\n", [], []),
     ],
 )
 def test_what_texts_of_programs_state(format, text, charges, spins):
@@ -187,6 +192,39 @@ def test_the_files_of_xtb_against_what_a_file_states(tmp_path):
             read(path)
     write(tmp_path / "a.traj", molecule("H2O"))
     assert "charge" not in read_structures(tmp_path / "a.traj")[0].info
+
+
+OUTCAR = (
+    "   POMASS =   16.000; ZVAL   =    6.000    mass and valenz\n   ions per type =               1   2\n"
+    "   NELECT =      {:.4f}    total number of electrons\n  Ionic Valenz\n   ZVAL   =   6.00  1.00\n"
+)
+VASPRUN = (
+    '<i name="NELECT">     {:.8f}</i>\n<array name="atomtypes"><set>\n'
+    "<rc><c>   1</c><c>O </c><c>     16.000</c><c>      6.000</c><c> PAW_PBE O </c></rc>\n"
+    "<rc><c>   2</c><c>H </c><c>      1.000</c><c>      1.000</c><c> PAW_PBE H </c></rc>\n</set></array>\n"
+)
+ESPRESSO = (
+    "     number of electrons       =         {:.2f}\n"
+    "     atomic species   valence    mass     pseudopotential\n        O              6.00    15.99900     O( 1.00)\n"
+    "        H              1.00     1.00800     H( 1.00)\n\n"
+    "     site n.     atom                  positions (alat units)\n"
+    + "".join(f"         {k}           {s}   tau(   {k}) = (   0.0   0.0   0.0  )\n" for k, s in enumerate("OHH", 1))
+)
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [("vasp-out", OUTCAR), ("vasp/outcar", OUTCAR), ("vasp-xml", VASPRUN), ("espresso-out", ESPRESSO)],
+)
+def test_a_number_of_electrons_shows_the_charge(format, text):
+    for electrons, charge in ((8, []), (10, [-2]), (7, [1])):
+        found = program_statements(format, text.format(electrons))
+        assert [one.value for one in found["charge"]] == charge and not found["spin"]
+    assert states_more(format)
+    with pytest.warns(StructureWarning, match=r"its number of electrons, 8\.5, shows a charge of -0\.5, which is not"):
+        assert not program_statements(format, text.format(8.5))["charge"]
+    damaged = text.replace("ZVAL   =   6.00", "").replace("<c>   1</c>", "").replace("site n.", "")
+    assert format == "vasp-xml" or not program_statements(format, damaged.format(10))["charge"]
 
 
 DUMP = "ITEM: UNITS\n{}\nITEM: TIMESTEP\n0\nITEM: NUMBER OF ATOMS\n3\nITEM: BOX BOUNDS ff ff ff\n-9 9\n-9 9\n-9 9\n"

@@ -22,7 +22,7 @@ from ..errors import BadData, MissingBackend, StructureWarning
 from .ase_formats import FrameReader
 from .extxyz import Frame
 from .labels import Names, label_factors
-from .program_texts import jobs_of, program_statements, states_charges
+from .program_texts import counts_electrons, jobs_of, program_statements, states_charges
 from .reader import register_format
 
 __all__ = ["DpdataReader"]
@@ -167,7 +167,7 @@ class DpdataReader(FrameReader):
             BadData: the output states several that differ.
         """
         found: dict[str, list[Statement]] = {"charge": [], "spin": []}
-        for file in self.files if states_charges(self._variant) else ():
+        for file in self.files if states_charges(self._variant) or counts_electrons(self._variant) else ():
             if Path(file).suffix not in (".xyz", ".cube", ".wfn"):
                 text = Path(file).read_text(errors="replace")
                 self._refuse_several(file, text)

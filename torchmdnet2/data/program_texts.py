@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..core.stated import Statement, whole_number
-from ..errors import BadData
+from ..core.stated import ROUNDING, Statement, whole_number
+from ..errors import BadData, StructureWarning
 from ..units import factor
 from .extxyz import ISOTOPES
 
 __all__ = [
-    "MASSES", "Molecule", "jobs_of", "length_factor", "level_of", "program_statements", "read_molecules", "reason",
-    "same_level", "states_charges", "states_more",
+    "MASSES", "Molecule", "counts_electrons", "jobs_of", "length_factor", "level_of", "program_statements",
+    "read_molecules", "reason", "same_level", "states_charges", "states_more",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ _PROGRAMS = {
     # Turbomole and xtb
     ("turbomole", "turbomole-gradient"):
         r"(?i)^\s*\$(?:chrg|eht\b.*?\bcharge\s*=)\s*(?P<charge>[+-]?\d+)(?:.*?\bunpaired\s*=\s*(?P<unpaired>\d+))?"
-        r"|^\s*\$(?:spin|uhf)\s+(?P<unpaired_>\d+)",
+        r"|^\s*\$(?:spin|uhf)\s+(?P<unpaired_>\d+)|^\s*\$charge\s+(?P<charge_>[+-]?\d+)(?=\.0*\s|\s)",
     ("espresso-in",): rf"(?i)\btot_charge\s*=\s*{_REAL}",
     ("cjson",): r'"totalCharge"\s*:\s*(?P<charge>[+-]?\d+)|"totalSpinMultiplicity"\s*:\s*(?P<spin>\d+)',
     ("psi4",): r"^ *Charge\s*=\s+(?P<charge>[+-]?\d+)|^ *Multiplicity\s*=\s+(?P<spin>\d+)",
@@ -58,10 +60,12 @@ _PROGRAMS = {
     ("aims-output", "fhi_aims"): rf"^\s*Charge\s*=\s*{_REAL}\s*:",
     ("aims",): rf"^[ \t]*charge[ \t]+{_REAL}",  # of control.in
     ("castep-castep",): rf"^\s*net\s+charge\s+of\s+system\s*:\s*{_REAL}",
-    ("abinit-in",): rf"(?i)^[ \t]*(?:cell)?charge\s+{_REAL}",
+    ("abinit-in", "abinit-out"): rf"(?i)^[ \t]*(?:cell)?charge\s+{_REAL}",
     ("onetep-in",): rf"(?i)^[ \t]*charge[ \t]*[:=]?[ \t]*{_REAL}",
     ("octopus-in",): rf"(?i)^[ \t]*ExcessCharge[ \t]*=[ \t]*{_REAL}",
     ("dftb", "gen"): rf"(?i)^[ \t]*Charge[ \t]*=[ \t]*{_REAL}",
+    ("gpaw-out",): rf"(?i)^ *Total charge: +{_REAL} *$",
+    ("siesta",): rf"^redata: Net charge of the system += +{_REAL}",
     ("cp2k",): r"DFT\| Charge\s+(?P<charge>[+-]?\d+)|DFT\| Multiplicity\s+(?P<spin>\d+)",
 }  # fmt: skip
 """Formats of ASE, and beginnings of formats of dpdata -> pattern of charge and multiplicity in their texts."""
@@ -190,7 +194,7 @@ def states_charges(format: str) -> bool:
 
 def states_more(format: str) -> bool:
     """True if texts of this format state what ASE leaves out."""
-    return states_charges(format) or format in _LENGTHS
+    return states_charges(format) or counts_electrons(format) or format in _LENGTHS
 
 
 def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
@@ -217,7 +221,59 @@ def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
             found["charge" if charge else "spin"].append(statement)
         if format in _ONCE:
             break
+    if (charge_ := _charge_of_electrons(format, text)) is not None:
+        found["charge"].append(charge_)
     return found
+
+
+_COUNTED = {
+    "outcar": r"^ +NELECT += +(?P<electrons>\d+\.\d+)",
+    "xml": r'<i name="NELECT"> *(?P<electrons>[\d.]+) *</i>',
+    "pw": r"^ +number of electrons += +(?P<electrons>[\d.]+)",
+}
+_COUNTS_IN = {
+    "vasp-out": "outcar", "vasp/outcar": "outcar", "outcar": "outcar", "vasp-xml": "xml", "vasp/xml": "xml",
+    "xml": "xml", "espresso-out": "pw", "qe/pw/scf": "pw",
+}  # fmt: skip
+
+
+def counts_electrons(format: str) -> bool:
+    """True if texts of this format state the number of electrons and the valences of all atoms."""
+    return format in _COUNTS_IN
+
+
+def _charge_of_electrons(format: str, text: str) -> Statement | None:
+    """Return the charge that the number of electrons shows, if it is not 0; of several runs the first counts."""
+    kind = _COUNTS_IN.get(format)
+    electrons = None if kind is None else re.search(_COUNTED[kind], text, re.M)
+    if kind is None or electrons is None:
+        return None
+    atoms: list[tuple[float, float]] = []  # number, valence
+    if kind == "outcar":
+        valences = re.search(r"^ +ZVAL +=((?: +\d+\.\d+)+) *$", text, re.M)
+        numbers = re.search(r"^ +ions per type += +([\d ]+)$", text, re.M)
+        if valences and numbers:
+            atoms = [*zip(map(float, numbers[1].split()), map(float, valences[1].split()), strict=False)]
+    elif kind == "xml":
+        row = r"<rc><c> *(\d+) *</c><c>[^<]*</c><c>[^<]*</c><c> *([\d.]+) *</c><c>[^<]*</c></rc>"
+        atoms = [(float(number), float(valence)) for number, valence in re.findall(row, text)]
+    else:
+        kinds = re.search(r"^ +atomic species +valence.*\n((?: +\S+ +[\d.]+ +[\d.]+ .*\n)+)", text, re.M)
+        sites = re.search(r"^ +site n\. .*\n((?: +\d+ +\S+ +tau\(.*\n)+)", text, re.M)
+        valence = {line.split()[0]: float(line.split()[1]) for line in kinds[1].splitlines()} if kinds else {}
+        atoms = [(1.0, valence.get(line.split()[1], math.nan)) for line in sites[1].splitlines()] if sites else []
+    charge = sum(number * valence for number, valence in atoms) - float(electrons["electrons"])
+    if not atoms or not math.isfinite(charge) or abs(charge) < ROUNDING:
+        return None
+    source = f"its number of electrons, {float(electrons['electrons']):g}"
+    if abs(charge - round(charge)) > ROUNDING:
+        warnings.warn(
+            f"{source}, shows a charge of {charge:g}, which is not whole and is not read",
+            StructureWarning,
+            stacklevel=4,
+        )
+        return None
+    return Statement(round(charge), source)
 
 
 def length_factor(format: str, text: str) -> float:
