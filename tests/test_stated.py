@@ -256,6 +256,7 @@ def test_what_a_comment_line_says_in_free_text_is_named(tmp_path, comment, words
      "name=O-2", "mol-O-2", "O - 2", "z=2", "z=-0.5", "S=7.3", "triplet-triplet", 'note="singlet-triplet gap"',
      "nalpha=4 nbeta=4", "alpha=90 beta=80",
      'title="nuclear charge: 8"', 'title="discharge 3"', "CH4-1", "id=a[1]-3", 'title="UHF 6-31G(d)"', "spin_density=3",
+     'title="2-(dimethylamino)ethanol"', 'name="1-[2-{x}]-y"', "(+)-catechin", 'title="(-)-menthol"',
      "nalpha=5 nbeta=3 charge=0 spin=3", "[1 0]-2", "n=-2", "H2O-frame"],
 )  # fmt: skip
 def test_usual_comment_lines_are_no_reason_to_warn(tmp_path, comment):

@@ -632,6 +632,55 @@ def test_tasks_of_nwchem_of_other_molecules_and_methods_are_named(tmp_path, seco
         read_structures(tmp_path / "a.nwo", format="nwchem-out")
 
 
+CELL = "1.0\n8 0 0\n0 8 0\n0 0 8\nC O\n2 4\nCartesian\n"
+TITLED = {
+    "a.mol": v2000("", header="").replace("oxalate\n", "{}\n", 1).replace("$$$$\n", ""),
+    "a.sdf": v2000("", header="").replace("\n\n\n", "\n\n{}\n", 1),
+    "a.pdb": "TITLE     {}\n"
+    + "".join(
+        f"HETATM{k + 1:5d}  {s:<3} OXA A   1    {x:8.3f}{y:8.3f}{z:8.3f}  1.00  0.00          {s:>2}\n"
+        for k, (s, (x, y, z)) in enumerate(zip(SYMBOLS, POSITIONS, strict=True))
+    )
+    + "END\n",
+    "POSCAR": "{}\n" + CELL + "".join(f"{x} {y} {z}\n" for x, y, z in POSITIONS),
+    "a.xsf": "# {}\nATOMS\n"
+    + "".join(f"{6 if s == 'C' else 8} {x} {y} {z}\n" for s, (x, y, z) in zip(SYMBOLS, POSITIONS, strict=True)),
+    "coord": "$title\n{}\n$coord\n" + "".join(
+        f"{x / 0.529} {y / 0.529} {z / 0.529} {s.lower()}\n" for s, (x, y, z) in zip(SYMBOLS, POSITIONS, strict=True)
+    ) + "$end\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TITLED)
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("oxalate(2-)", r"if '\(2-\)' states a total charge, write it, as in charge=-2"),
+        ("C2O4-2", "if 'C2O4-2' states a total charge, write it, as in charge=-2"),
+        ("oxalate, charge -2", "'charge -2' .* write charge=-2"),
+        ("triplet", "write spin=3"),
+        ("2-(4-pyridyl)ethanol, conformer 2", None),
+    ],
+)
+def test_a_charge_in_a_title_is_named(tmp_path, name, title, words):
+    text = TITLED[name].replace("{}", title)
+    if name in ("a.mol", "a.sdf"):  # without bonds, which show the charge, too
+        text = re.sub(r"  6  5  0(.*\n)((?:.*\n){6})(?:.*\n){5}", r"  6  0  0\1\2", text)
+    (tmp_path / name).write_text(text)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read_structures(tmp_path / name)
+    told = [str(one.message) for one in caught if "is not read" in str(one.message)]
+    assert len(told) == bool(words) and (not words or re.search(f"{name}: .*{words}", told[0]))
+
+
+def test_a_title_beside_a_stated_charge_is_not_named(tmp_path):
+    (tmp_path / "a.sdf").write_text(v2000().replace("oxalate\n", "oxalate(2-)\n", 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_structures(tmp_path / "a.sdf")[0].info["charge"] == -2
+
+
 # --- extended XYZ ----------------------------------------------------------------------------------------------------
 
 

@@ -536,8 +536,8 @@ _HIGH_SPIN = re.compile(r"(?<![\w-])(triplet|quartet|quintet|sextet|septet)(?![\
 _ION = re.compile(
     r"""
     (?<![a-z]) (mono|di|tri)?(an|cat)ion(ic)?s? (?![a-z])
-    | (?<![\w.+-]) [1-9][+-] (?![\w.+-])                                # oxalate 2-
-    | \( ([1-9]?[+-] | [+-][1-9]) \)                                    # oxalate(2-), C2O4(-2)
+    | (?<![\w.+-]) [1-9][+-] (?![\w.+([{-])                             # oxalate 2-, and not 2-(4-pyridyl)
+    | \( ([1-9][+-] | [+-][1-9]) \) | (?<=[\w\])]) \([+-]\)               # oxalate(2-), OH(-), and not (+)-catechin
     | \^\{? ([1-9]?[+-] | [+-][1-9]) (?![\w.])                           # C2O4^2-, C2O4^{-2}
     | (?<=[a-z0-9)]\]) ([1-9][+-] | [+-][1-9]) (?![\w.])                # [C2O4]2-
     | [²³]?[⁺⁻]

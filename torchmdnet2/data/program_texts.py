@@ -341,6 +341,7 @@ class Molecule:
         items: data items of an SDF, name -> text.
         flat: True if the header says that the coordinates are a drawing.
         bonds: (index, index, type) of each bond; type 1 to 3 is its order, 4 is aromatic.
+        titles: name and comment in the header.
     """
 
     symbols: list[str] = field(default_factory=list)
@@ -352,6 +353,7 @@ class Molecule:
     items: dict[str, str] = field(default_factory=dict)
     flat: bool = False
     bonds: list[tuple[int, int, int]] = field(default_factory=list)
+    titles: tuple[str, ...] = ()
 
     @cached_property
     def _neighbors(self) -> dict[int, list[tuple[int, str]]]:
@@ -476,7 +478,7 @@ def _molecule(lines: Sequence[str]) -> Molecule:
     if len(lines) < 4:
         raise ValueError("it ends within its header")
     counts = lines[3]
-    molecule = Molecule(flat=lines[1][20:22] == "2D")
+    molecule = Molecule(flat=lines[1][20:22] == "2D", titles=(lines[0].strip(), lines[2].strip()))
     ends = [k for k, line in enumerate(lines) if line.startswith("M  END")]
     heads = [k for k, line in enumerate(lines) if _COUNTS.match(line)]
     if len(ends) > 1 or len(heads) > 1:

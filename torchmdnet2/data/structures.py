@@ -26,6 +26,7 @@ from ..core.stated import (
     stated_units,
     statements,
     warn_of_sums,
+    warn_of_text,
     whole_number,
 )
 from ..errors import BadData, MissingBackend, StructureWarning
@@ -178,7 +179,7 @@ def _opened(name: str, format: str) -> Sequence[Found]:
         with _in_words(name):
             return list(database_rows(name, format))
     with _in_words(name):
-        text = _text_of(name, format) if format in _READERS or states_more(format) else ""
+        text = _text_of(name, format) if format in _READERS or format in _TITLES or states_more(format) else ""
     if format in _READERS:
         with _named(name):
             return _READERS[format](text, f"{name}: ")
@@ -191,7 +192,30 @@ def _opened(name: str, format: str) -> Sequence[Found]:
     for atoms in found if by != 1 else ():
         atoms.set_cell(atoms.cell.array * by)
         atoms.set_positions(atoms.positions * by, apply_constraint=False)
+    _warn_of_titles(format, text, stated, found[0].numbers, f"{name}: ")
     return [Found(atoms, stated["charge"], stated["spin"]) for atoms in found]
+
+
+_TITLES = {
+    "vasp": r"\A(.*)",
+    "cube": r"\A(.*\n.*)",
+    "xsf": r"^ *#(.*)",
+    "turbomole": r"^\$title *\n?(.*)",
+    "cif": r"^_chemical_formula_sum +(.*)",
+    "proteindatabank": r"^(?:TITLE|COMPND|FORMUL) +(.*)",
+}
+"""Formats -> pattern of titles and formulas in their texts, which ASE leaves out."""
+
+_LARGE = 300  # atoms, from which on titles are those of proteins, such as channels of cations
+
+
+def _warn_of_titles(
+    format: str, text: str, stated: Mapping[str, Sequence[Statement]], numbers: np.ndarray, where: str
+) -> None:
+    """Warn of a charge or a spin state in the title of a file."""
+    known = [name for name, statements in stated.items() if statements]
+    for title in re.findall(_TITLES[format], text, re.M) if format in _TITLES and len(numbers) < _LARGE else ():
+        warn_of_text(title.strip(" '\"\r\t"), known, numbers, where=where)
 
 
 def _by_ase(source: Any, format: str) -> list[Atoms]:
@@ -698,15 +722,15 @@ def _molfile(text: str, where: str = "", drawn: bool = False) -> list[Found]:
                 StructureWarning,
                 stacklevel=4,
             )
-        stated = molecule.statements()
+        stated, atoms = molecule.statements(), molecule.to_ase()
         if not drawn:
-            _warn_of_unstated(molecule, stated["charge"], where + name)
-        found.append(Found(molecule.to_ase(), stated["charge"], stated["spin"], bonds=True))
+            _warn_of_unstated(molecule, stated["charge"], where + name, atoms.numbers)
+        found.append(Found(atoms, stated["charge"], stated["spin"], bonds=True))
     return found
 
 
-def _warn_of_unstated(molecule: Molecule, stated: Sequence[Statement], where: str) -> None:
-    """Warn of a charge that bonds or partial charges show, and that the file does not state."""
+def _warn_of_unstated(molecule: Molecule, stated: Sequence[Statement], where: str, numbers: np.ndarray) -> None:
+    """Warn of a charge that bonds, partial charges or the title show, and that the file does not state."""
     total = next((one.value for one in stated), None)
     for name, text in molecule.items.items():
         if total is None and kind_of(name) == "charge":
@@ -720,6 +744,10 @@ def _warn_of_unstated(molecule: Molecule, stated: Sequence[Statement], where: st
                 StructureWarning,
                 stacklevel=5,
             )
+            return
+    known = [name for name, given in (("charge", total is not None), ("spin", molecule.unpaired)) if given]
+    for title in molecule.titles:
+        warn_of_text(title, known, numbers, where=where)
 
 
 def _pdb(text: str, where: str) -> list[Found]:
@@ -772,6 +800,8 @@ def _pdb(text: str, where: str) -> list[Found]:
             atoms.set_pbc(False)
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
         found.append(Found(atoms, [*stated, *remarks], []))
+    if found:
+        _warn_of_titles("proteindatabank", text, {"charge": found[0].charge}, found[0].atoms.numbers, where)
     return found
 
 
