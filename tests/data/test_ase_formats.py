@@ -185,7 +185,10 @@ def test_charge_and_spin_of_a_frame(tmp_path):
         ("energy", "frame 1: 'energy' is not made of numbers: True"),
         ("energy=1 energy=2", "frame 1: .*'energy' is given twice"),
         ("energy=1 note='energy=2' other={energy = 3}", ""),
-        ("energy=1 charge=1e20", r"frame 1: charge must be a whole number, got 1e\+20; correct it, as in charge=0"),
+        (
+            "energy=1 charge=1e20",
+            r"frame 1: charge must be a whole number up to 10,000, got 1e\+20; correct it, as in charge=0",
+        ),
         ("energy=1 charge=0.5", "frame 1: charge must be a whole number, got 0.5"),
         (
             "energy=1 charge",

@@ -117,9 +117,12 @@ BAD = [
     ({"pos": np.zeros(3)}, r"group 'a': positions of the shape \[frames, atoms, 3\] are expected, not \(3,\)"),
     (
         {"charge": np.array([0, 0, 1e20, 0])},
-        r"group 'a', frame 2: charge must be a whole number, got 1e\+20; ",
+        r"group 'a', frame 2: charge must be a whole number up to 10,000, got 1e\+20; ",
     ),
-    ({"spin": np.array([0, 2**40, 0, 0])}, r"group 'a', frame 1: spin must be a whole number, got 1099511627776"),
+    (
+        {"spin": np.array([0, 2**40, 0, 0])},
+        r"group 'a', frame 1: spin must be a whole number up to 10,000, got 1099511",
+    ),
 ]
 
 

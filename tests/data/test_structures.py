@@ -936,6 +936,29 @@ def test_what_a_reader_guesses_or_leaves_out_is_named(tmp_path, name, text, elem
         assert re.search(words, found[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "format", "head", "words"),
+    [
+        ("a.gro", "gromacs", 2, "it was cut off: it ends after 4 of its 9 atoms"),
+        ("coord", "turbomole", 1, r"it was cut off: it ends within \$coord \(a line \$end is missing\)"),
+        ("a.gen", "gen", 2, "it was cut off: it ends after 4 of its 9 atoms"),
+        ("POSCAR", "vasp", 8, "cannot be read as a structure"),
+        ("a.cube", "cube", 6, "cannot be read as a structure"),
+        ("a.xyz", "extxyz", 2, "the file was cut off: it ends after 4 of 9 atoms"),
+        ("a.sdf", "sdf", 4, "no line 'M  END': it is cut off"),
+    ],
+)
+def test_files_that_end_between_two_atoms_are_refused_where_their_format_shows_it(tmp_path, name, format, head, words):
+    atoms = molecule("CH3CH2OH")
+    atoms.center(5)
+    write(tmp_path / name, atoms, format=format)
+    assert len(read_structures(tmp_path / name)[0]) == 9
+    lines = (tmp_path / name).read_text().splitlines(keepends=True)
+    (tmp_path / name).write_text("".join(lines[: head + 4]))
+    with pytest.raises(BadData, match=rf"{name}: .*{words}"):
+        read_structures(tmp_path / name)
+
+
 def test_types_that_are_no_elements_are_refused(tmp_path):
     (tmp_path / "a.lammpstrj").write_text(DUMP)
     with pytest.raises(

@@ -6,8 +6,9 @@ import io
 import re
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import combinations, islice
 from os import PathLike
 from pathlib import Path
@@ -370,12 +371,32 @@ def _of_whole_sections(text: str) -> str:
     return text
 
 
-_TIDIED = {
+def _of_all_atoms(text: str, line: int) -> str:
+    """Refuse a file with fewer lines than atoms, whose number begins a line; ASE's reader takes no notice of it."""
+    lines = text.rstrip().splitlines()
+    words = lines[line].split() if len(lines) > line else []
+    count = int(words[0]) if words and words[0].isdigit() else 0
+    if len(lines) < count + 2:
+        raise BadData(f"it was cut off: it ends after {max(0, len(lines) - 2)} of its {count} atoms")
+    return text
+
+
+def _of_whole_groups(text: str) -> str:
+    """Refuse a file of Turbomole that ends within $coord, of which ASE's reader takes no notice."""
+    if re.search(r"(?im)^[ \t]*\$coord(?:.*\n(?![ \t]*\$))*.*\Z", text):
+        raise BadData("it was cut off: it ends within $coord (a line $end is missing)")
+    return text
+
+
+_TIDIED: dict[str, Callable[[str], str]] = {
     "cp2k-restart": _of_whole_sections,
+    "gen": partial(_of_all_atoms, line=0),
+    "gromacs": partial(_of_all_atoms, line=1),
+    "turbomole": _of_whole_groups,
     "nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text),
     "gaussian-in": lambda text: re.sub(r"(?m)^([ \t]*[+-]?\d+)[ \t]*,[ \t]*(\d+[ \t\r]*)$", r"\1 \2", text),
 }
-"""Formats whose reader in ASE is stricter than the program -> function that adapts a text for that reader."""
+"""Formats -> function that adapts a text for the reader in ASE, or refuses one that is cut off."""
 
 
 @contextmanager
