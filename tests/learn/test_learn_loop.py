@@ -27,6 +27,7 @@ from torchmdnet2.learn import load_learn_config, loop, parse_learn_config, run_l
 from torchmdnet2.learn.config import StopConfig
 from torchmdnet2.learn.labellers import make_labeller
 from torchmdnet2.training.reporting.log import TrainingLog
+from torchmdnet2.training.run.folder import exclusive_folder
 
 
 def changed(raw, **keys):
@@ -158,6 +159,16 @@ def test_files_of_others_are_not_replaced(raw_learn, name):
     with pytest.raises(BadConfig, match=f"holds the file {name}, which is not of a run"):
         run_learning(parse_learn_config(raw_learn))
     assert (folder / name).read_text() == "mine"
+
+
+def test_one_run_at_a_time(raw_learn, monkeypatch):
+    pytest.importorskip("fcntl")
+    monkeypatch.setattr("torchmdnet2.training.run.folder._PATIENCE", 0.0)
+    config = parse_learn_config(raw_learn)
+    folder = Path(config.output.folder)
+    with exclusive_folder(folder), pytest.raises(BadConfig, match="another process trains in"):
+        run_learning(config)
+    assert not list(folder.glob("*"))
 
 
 def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
