@@ -28,6 +28,7 @@ from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.scan import scan_molecule
 
+HARTREE, BOHR = 27.211386245988, 0.529177210903
 SYMBOLS = "CCO4"
 POSITIONS = np.array([[0.77, 0, 0], [-0.77, 0, 0], [1.36, 1.1, 0], [1.36, -1.1, 0], [-1.36, 1.1, 0], [-1.36, -1.1, 0]])
 SDF = (
@@ -232,6 +233,8 @@ def test_what_cannot_be_used_is_named():
         ('title="Charge is −2."', "write charge=-2"),
         ('title="water_charge-2"', "write charge=-2"),
         ('title="nopen 2"', "write spin=3"),
+        ("coordinates=fractional", "positions are taken to be Cartesian, in Å; convert them"),
+        ('note="scaled positions"', "positions are taken to be Cartesian, in Å; convert them"),
     ],
 )
 @pytest.mark.parametrize("column", ["", ":forces:R:3"])
@@ -389,7 +392,16 @@ def test_units_of_npz_files_against_those_given(tmp_path, stated, given, words):
         assert sample.labels["forces"][0, 0].item() == pytest.approx(HARTREE / BOHR)
 
 
-@pytest.mark.parametrize("entry", ['cell="10 0 0 0 10 0 0 0 10"', 'Box="10 10 10"', 'unit_cell="9 9 9 90 90 90"'])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        'cell="10 0 0 0 10 0 0 0 10"',
+        'Box="10 10 10"',
+        'unit_cell="9 9 9 90 90 90"',
+        'lattice_parameters="9 9 9 90 90 90"',
+        'cellpar="9 9 9 90 90 90"',
+    ],
+)
 def test_a_cell_that_is_not_called_lattice_is_refused(tmp_path, entry):
     (tmp_path / "a.xyz").write_text(f"1\nProperties=species:S:1:pos:R:3 {entry}\nO 0 0 0\n")
     for read_it in (read_structures, lambda path: open_dataset(path, {})):
@@ -415,6 +427,39 @@ def test_entries_that_are_read_are_those_that_state_something(tmp_path):
     (tmp_path / "a.xyz").write_text("1\ntotal_charge=-1 charge_total_note=x tot=5 energy_unit=eV energy=1\nO 0 0 0\n")
     summary = open_dataset(tmp_path / "a.xyz", {"energy": "energy"}).summary()
     assert "charge by 'total_charge'" in summary and "not read: charge_total_note, tot;" in summary
+
+
+IPI = (
+    "# CELL(abcABC):   18.89726  18.89726  37.79452  90.0  90.0  60.0  Step:  {}  Bead:   0 positions{{{}}}  cell{{{}}}"
+)
+
+
+@pytest.mark.parametrize(("unit", "by"), [("atomic_unit", BOHR), ("angstrom", 1.0)])
+def test_units_and_cell_of_a_trajectory_of_i_pi(tmp_path, unit, by):
+    frames = "".join(f"1\n{IPI.format(k, unit, 'atomic_unit')}\nO 1.0 0.0 {k}.0\n" for k in range(2))
+    (tmp_path / "a.xyz").write_text(frames)
+    found = read_structures(tmp_path / "a.xyz")
+    assert found[1].cell.cellpar() == pytest.approx([10, 10, 20, 90, 90, 60], abs=1e-4) and found[1].pbc.all()
+    assert found[1].positions == pytest.approx(np.array([[1.0, 0.0, 1.0]]) * by)
+    assert found[1].info["Step"] == 1 and "pos_unit" not in found[1].info
+    system = open_dataset(tmp_path / "a.xyz", {})[1].system
+    np.testing.assert_allclose(system.cell[0], found[1].cell.array, atol=1e-6)
+    np.testing.assert_allclose(system.pos, found[1].positions, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("comment", "words"),
+    [
+        (IPI.format(0, "atomic_unit", "atomic_unit").replace("positions", "forces"), "a trajectory of forces, not of"),
+        ("# CELL(H): 9 0 0 0 9 0 0 0 9 Step: 1 positions{angstrom} cell{angstrom}", r"CELL\(H\) is not read: write it"),
+        ("CELL(abcABC): 9 9 9 90 90 90", r"the cell CELL\(abcABC\) is not read: .* as pos_unit=… and cell_unit=…"),
+    ],
+)
+def test_another_header_of_i_pi_is_an_error(tmp_path, comment, words):
+    (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0.0 0.0 0.0\n")
+    for read_it in (read_structures, lambda path: open_dataset(path, {})):
+        with pytest.raises(BadData, match=words):
+            read_it(tmp_path / "a.xyz")
 
 
 def test_a_warning_is_shown_once(potential, tmp_path, capsys, monkeypatch):
@@ -511,8 +556,6 @@ def test_rounded_charges_of_tensors_are_known_charges(potential, energies):
 
 # --- units -----------------------------------------------------------------------------------------------------------
 
-HARTREE, BOHR = 27.211386245988, 0.529177210903
-
 
 def labelled(path, count=2, **info):
     frames = []
@@ -534,6 +577,8 @@ def labelled(path, count=2, **info):
         ({"energy_unit": "au", "force_unit": "au", "pos_unit": "au"}, HARTREE, HARTREE / BOHR, BOHR),
         ({"units": "hartree bohr hartree/bohr"}, HARTREE, HARTREE / BOHR, BOHR),
         ({"units": "metal"}, 1, 1, 1),
+        ({"xyz_units": "au", "force_unit": "eV/A"}, 1, 1, BOHR),
+        ({"geom_unit": "Bohr", "force_unit": "eV/A"}, 1, 1, BOHR),
         ({"energy-unit": "eV", "length-unit": "Angstrom"}, 1, 1, 1),
     ],
 )
@@ -729,6 +774,14 @@ def test_free_text_that_states_a_charge_is_named(tmp_path, comment, words, way):
         ("hirshfeld", [0.0, 0.0, 0.0], "charge=-2", None),
         ("hirshfeld", [-1.2, -0.3, -0.3], "charge=-2", None),
         ("mulliken_spin", [0.8, 0.1, 0.1], "charge=0", None),
+        ("chg", [-2, 0, 0], "", "sum to -2"),
+        ("oxidation_states", [-2, 1, 1], "", None),
+        ("oxidation_states", [-2, 0, 0], "", "sum to -2"),
+        ("magmoms", [1.0, 0.5, 0.5], "", "sum to 2, and no multiplicity is stated: if they are spins, write spin=3"),
+        ("spins", [1.0, 1.0, 0.0], "", "sum to 2, and no multiplicity"),
+        ("spins", [1.0, 1.0, 0.0], "spin=3", None),
+        ("spins", [1.0, 1.0, 0.0], 'Lattice="9 0 0 0 9 0 0 0 9"', None),
+        ("spins", [0.5, -0.5, 0.0], "", None),
         ("mulliken_populations", [8.5, 0.75, 0.75], "", None),
         ("hirshfeld", [-0.4, 0.1, 0.13], "", None),
         ("nuclear_charges", [8, 1, 1], "", None),

@@ -50,11 +50,11 @@ _SPIN = frozenset(
 )
 _UNPAIRED = frozenset(
     "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf "
-    "nopen".split()
+    "nopen 2s".split()
 )
 _MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
 _PARTIAL = re.compile(
-    r"(^|_)(?<!nuclear_)(q|charges?|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa|bader)(_|$)|"
+    r"(^|_)(?<!nuclear_)(q|charges?|chgs?|oxidation|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa|bader)(_|$)|"
     r"(?<![a-z])(?!nuclear|core|dis|super)[a-z]{1,9}(charges?|chgs?)(_|$)"
 )
 _LOOKS_LIKE = re.compile(
@@ -75,6 +75,10 @@ _OF_ANOTHER_KIND = re.compile(
 )
 """Parts of names that look like a charge or a spin and are none."""
 
+_MOMENTS = frozenset(
+    "magmoms magmom magnetic_moments spins spin atomic_spins spin_densities spin_populations mulliken_spin "
+    "mulliken_spins hirshfeld_spin hirshfeld_spins".split()
+)
 _OTHER_SUMS = re.compile(r"spin|popul")  # of atoms, as mulliken_spin
 _ELECTRONS = re.compile(r"(n|num|number|total)(_of)?_?(electrons?|elec|el)|electrons")
 _OF_ONE_SPIN = re.compile(
@@ -88,7 +92,7 @@ _QUANTITIES = {
     "virial": "virial", "virials": "virial", "dipole": "dipole", "dipoles": "dipole", "pos": "length",
     "position": "length", "positions": "length", "coord": "length", "coords": "length", "coordinate": "length",
     "coordinates": "length", "length": "length", "distance": "length", "geometry": "length", "lattice": "cell",
-    "cell": "cell", "box": "cell",
+    "cell": "cell", "box": "cell", "xyz": "length", "geom": "length", "dist": "length",
 }  # fmt: skip
 _KINDS = {"energy": "energy", "forces": "force", "stress": "stress", "virial": "energy", "dipole": "dipole",
           "length": "length", "cell": "length"}  # fmt: skip
@@ -226,7 +230,7 @@ def statements(
     Args:
         info: entries of the structure, as `Atoms.info`.
         arrays: entries of its atoms, [N] each: those of `SUMMED` state the total charge by their sum,
-            `initial_magmoms` the multiplicity, of a molecule.
+            `initial_magmoms` the multiplicity, of a molecule. Others that look so are named in a warning.
         periodic: of a crystal, magnetic moments are a guess for a self-consistent field, not a spin state.
         name: what an entry of `info` is called in messages.
         known: "charge" or "spin" where something else gives it: then nothing is missing that would need a warning.
@@ -290,6 +294,14 @@ def statements(
             doubts.append(f"the initial magnetic moments {why} not read as a spin multiplicity")
         elif total is not None:
             found["spin"].append(Statement(abs(int(total)) + 1, "the sum of the initial magnetic moments"))
+    if not (periodic or found["spin"] or "spin" in known):
+        for key in arrays.keys() & _MOMENTS:
+            total = _sum(arrays[key])
+            if total is not None and total.is_integer() and abs(total) > 1:  # less is the lowest multiplicity
+                doubts.append(
+                    f"'{key}' of the atoms sum to {total:g}, and no multiplicity is stated: if they are spins, write "
+                    f"spin={abs(total) + 1:g}"
+                )
     _warn(doubts, where, told)
     return found
 
@@ -480,7 +492,7 @@ def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
     """The entries of `size` atoms that state something: charges, by any name, and magnetic moments."""
     return {
         key: value for key, value in entries.items()
-        if (key in OF_ATOMS or may_be_charges(key)) and np.shape(value) == (size,)
+        if (key in OF_ATOMS or key in _MOMENTS or may_be_charges(key)) and np.shape(value) == (size,)
         and np.asarray(value).dtype.kind in "iuf"
     }  # fmt: skip
 
@@ -519,6 +531,11 @@ _OTHER_LENGTH = re.compile(
 )  # fmt: skip
 
 
+_FRACTIONAL = re.compile(
+    r"(?<![a-z])(fractional|scaled|reduced|crystal)[ _]*(coord|pos)|"
+    r"(?<![a-z])(coord|pos)(inate|ition)?s?\W+(fractional|scaled|reduced|crystal)(?![a-z])",
+    re.IGNORECASE,
+)
 _SAYS = re.compile(
     r"""
     (?<![a-z.])
@@ -655,6 +672,9 @@ def _comment(info: Mapping[str, Any], known: Collection[str], numbers: np.ndarra
                 f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "
                 f"in pos_unit={'nm' if other[0][0] in 'nN' else 'bohr'}"
             )
+            return
+        if _FRACTIONAL.search(text):
+            yield f"'{text[:60]}' is not read: positions are taken to be Cartesian, in Å; convert them"
             return
 
 
@@ -818,9 +838,9 @@ def require_angstrom(info: Mapping[str, Any]) -> None:
 
 
 _CELLS = frozenset(
-    "cell cells box lattice unit_cell unitcell lattice_vectors latticevectors cell_vectors cell_lengths box_vectors"
-    .split()
-)  # fmt: skip
+    "cell cells box lattice unit_cell unitcell lattice_vectors latticevectors cell_vectors cell_lengths box_vectors "
+    "lattice_parameters cell_parameters cellpar".split()
+)
 
 
 def may_be_cell(name: str, values: Callable[[str], Any]) -> bool:

@@ -121,8 +121,36 @@ def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
 
 
 def _tidied(comment: str) -> str:
-    """Return a comment line in which words such as `charge: -2; mult: 1` are entries."""
+    """Return a comment line in which words such as `charge: -2; mult: 1`, and the cell of i-PI, are entries."""
+    if cell := _IPI.match(comment):
+        comment = _of_ipi(cell[1], cell[2].split(), comment[cell.end() :])
     return _COLON.sub(r"\1=\2", _EQUAL.sub(r"\1 +\1", comment))
+
+
+_IPI = re.compile(r"#?\s*CELL[(\[{](\w+)[)\]}]:\s*([-+\d.eE\s]*)")
+_NAMED = re.compile(r"(\w+)\{(\w+)\}")  # positions{angstrom}
+
+
+def _of_ipi(kind: str, numbers: list[str], rest: str) -> str:
+    """Return a comment line of i-PI as one of extended XYZ: CELL(abcABC): a b c α β γ … positions{UNIT} cell{UNIT}.
+
+    Raises:
+        ValueError: the cell has another form or no unit, or the values are no positions.
+    """
+    from ase.geometry import cellpar_to_cell
+
+    units = {name: unit.replace("atomic_unit", "bohr") for name, unit in _NAMED.findall(rest)}
+    cell, name = units.pop("cell", None), next(iter(units), None)
+    if name is not None and name not in ("positions", "x_centroid"):
+        raise ValueError(f"by its comment line it is a trajectory of {name}, not of positions")
+    if kind != "abcABC" or len(numbers) != 6 or cell is None or name is None:
+        raise ValueError(
+            f'the cell CELL({kind}) is not read: write it as Lattice="ax ay az bx by bz cx cy cz", and units as '
+            "pos_unit=… and cell_unit=…, or leave it out for a molecule"
+        )
+    vectors = " ".join(repr(x) for x in cellpar_to_cell([float(number) for number in numbers]).ravel().tolist())
+    more = re.sub(r"(\w+):\s*(\d+)", r"\1=\2", _NAMED.sub("", rest)).replace("Traj:", "")
+    return f'Lattice="{vectors}" pos_unit={units[name]} cell_unit={cell} {more.strip()}'
 
 
 def _size(line: str) -> int:
