@@ -203,6 +203,16 @@ def test_unchecked_input():
         check_potential(Silent(source.representation, source.head, elements=ELEMENTS))
 
 
+def test_a_stress_without_a_volume():
+    class Given(Potential):
+        def forward(self, system, stress=False, **options):
+            return super().forward(system, stress=stress and not bool((system.volume == 0).any()), **options)
+
+    source = tiny_potential()
+    with fails("a structure without a volume was given a stress instead of a ValueError"):
+        check_potential(Given(source.representation, source.head, elements=ELEMENTS))
+
+
 def test_changed_input():
     class Wrapping(Pairs):
         def forward(self, system, neighbors):

@@ -323,6 +323,8 @@ def test_names_and_options():
         make_published("spice", {"subset": []})
     with pytest.raises(BadData, match="waterbox: there is no option 'molecule'; it has none"):
         make_published("waterbox", {"molecule": "water"})
+    with pytest.raises(TypeError, match="molecule must be a text, got 3"):
+        make_published("rmd17", {"molecule": 3})
 
 
 @pytest.mark.parametrize("name", DATASETS)
