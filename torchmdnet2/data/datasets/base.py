@@ -104,7 +104,7 @@ def make_published(name: str, options: Mapping[str, Any]) -> Published:
     """Return a data set by its name.
 
     Raises:
-        TypeError: the value of an option is no text.
+        TypeError: a name, as of a molecule, is no text.
         BadData: the name is unknown, or the data set does not have an option or value.
     """
     if name not in DATASETS:
