@@ -1,5 +1,7 @@
 """Charge, multiplicity and unit of lengths in texts of programs: the whole structure's, and no other numbers."""
 
+import warnings
+
 import numpy as np
 import pytest
 from ase.build import molecule
@@ -71,6 +73,12 @@ DFT = """&FORCE_EVAL
         ("octopus-in", "ExcessCharge = 1\n", [1], []),
         ("dftb", "Hamiltonian = DFTB {\n  Charge = -1.0\n}\n", [-1], []),
         ("psi4/out", "    Charge       = -1\n    Multiplicity = 2\n", [-1], [2]),
+        ("nwchem-in", "charge -2\nscf\n rohf\n nopen 2\nend\n", [-2], [3]),
+        ("nwchem-in", "scf\n uhf\n triplet\nend\n", [], [3]),
+        ("nwchem-in", "scf; singlet; end\n", [], []),
+        ("aims", "charge -2\nfixed_spin_moment 2\n", [-2], [3]),
+        ("cjson", '{"formalCharges": [0, -1, 0, -1], "totalCharge": -2}', [-2, -2], []),
+        ("cjson", '{"formalCharges": [0, 0]}', [], []),
         ("abinit-out", " outvars: echo values\n       cellcharge   -2.00000000E+00\n", [-2], []),
         ("gpaw-out", "  Total Charge: -2.000000 \n", [-2], []),
         ("siesta/output", "redata: Net charge of the system               =   -2.000 |e|\n", [-2], []),
@@ -133,6 +141,13 @@ def test_a_coord_file_has_the_charge_of_the_control_file_beside_it(tmp_path):
             "atom 0 0 0 O\natom 0 0.76 0.6 H\n",
             "control.in",
             "xc pbe\n  charge  -1\ncharge_mix_param 2\n",
+        ),
+        (
+            "a.cell",
+            "%BLOCK LATTICE_CART\n8 0 0\n0 8 0\n0 0 8\n%ENDBLOCK LATTICE_CART\n"
+            "%BLOCK POSITIONS_ABS\nO 0 0 0\nH 0 0.76 0.6\n%ENDBLOCK POSITIONS_ABS\n",
+            "a.param",
+            "task : singlepoint\ncharge : -1\ncut_off_energy : 500\n",
         ),
         ("geo.gen", "2 C\nO H\n1 1 0 0 0\n2 2 0 0.76 0.6\n", "dftb_in.hsd", "Hamiltonian = DFTB {\n Charge = -1\n}\n"),
     ],
@@ -225,6 +240,18 @@ def test_a_number_of_electrons_shows_the_charge(format, text):
         assert not program_statements(format, text.format(8.5))["charge"]
     damaged = text.replace("ZVAL   =   6.00", "").replace("<c>   1</c>", "").replace("site n.", "")
     assert format == "vasp-xml" or not program_statements(format, damaged.format(10))["charge"]
+
+
+def test_a_number_of_electrons_beside_a_poscar_is_named(tmp_path):
+    text = "x\n1.0\n8 0 0\n0 8 0\n0 0 8\nO\n1\nCartesian\n0 0 0\n"
+    (tmp_path / "POSCAR").write_text(text)
+    (tmp_path / "INCAR").write_text("ENCUT = 400\n# NELECT = 8\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StructureWarning)
+        read_structures(tmp_path / "POSCAR")
+    (tmp_path / "INCAR").write_text("ENCUT = 400\n NELECT = 8\n")
+    with pytest.warns(StructureWarning, match="POSCAR: 'NELECT = 8' in the INCAR beside it is not read"):
+        read_structures(tmp_path / "POSCAR")
 
 
 DUMP = "ITEM: UNITS\n{}\nITEM: TIMESTEP\n0\nITEM: NUMBER OF ATOMS\n3\nITEM: BOX BOUNDS ff ff ff\n-9 9\n-9 9\n-9 9\n"

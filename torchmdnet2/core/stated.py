@@ -21,10 +21,10 @@ from ..errors import BadData, StructureWarning
 from ..units import factor
 
 __all__ = [
-    "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "Told", "agreed", "can_count", "cell_of",
-    "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_cell", "may_be_charges", "no_cell",
-    "of_atoms", "of_charges", "require_angstrom", "require_atoms", "stated_units", "statements",
-    "unit_in_name", "warn_of_name", "warn_of_sums", "warn_of_text", "whole_number",
+    "LARGEST", "MULTIPLICITIES", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "Told", "agreed",
+    "can_count", "cell_of", "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_cell",
+    "may_be_charges", "no_cell", "of_atoms", "of_charges", "require_angstrom", "require_atoms", "stated_units",
+    "statements", "unit_in_name", "warn_of_name", "warn_of_sums", "warn_of_text", "whole_number",
 ]  # fmt: skip
 
 
@@ -52,7 +52,9 @@ _UNPAIRED = frozenset(
     "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf "
     "nopen 2s".split()
 )
-_MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
+MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
+"""Names of spin states -> 2S+1."""
+
 _PARTIAL = re.compile(
     r"(^|_)(?<!nuclear_)(q|charges?|chgs?|oxidation|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa|bader)(_|$)|"
     r"(?<![a-z])(?!nuclear|core|dis|super)[a-z]{1,9}(charges?|chgs?)(_|$)"
@@ -262,7 +264,7 @@ def statements(
                     doubts.append(f"{name.format(key)} is not read: it is no number of unpaired electrons")
                 continue
             if kind == "spin" and isinstance(value, str):
-                value = _MULTIPLICITIES.get(value.strip().lower(), value)
+                value = MULTIPLICITIES.get(value.strip().lower(), value)
             shown = plain if plain in ("charge", "spin") else name.format(plain)
             number = whole_number(value, shown)
             if kind == "unpaired":
@@ -694,7 +696,7 @@ def _of_text(text: str, known: Collection[str], numbers: np.ndarray | None, key:
             known = {*known, quantity}
             break
     if "spin" not in known and (state := _HIGH_SPIN.search(whole)):
-        spin = _MULTIPLICITIES[state[1].lower()]
+        spin = MULTIPLICITIES[state[1].lower()]
         yield f"'{whole[:60]}' is not read: if '{state[0]}' is the spin state, write spin={spin}"
     if "charge" not in known:
         ion, charge = _formula(text, key, numbers)

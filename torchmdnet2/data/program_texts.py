@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..core.stated import ROUNDING, Statement, whole_number
+from ..core.stated import MULTIPLICITIES, ROUNDING, Statement, whole_number
 from ..errors import BadData, StructureWarning
 from ..units import factor
 from .extxyz import ISOTOPES
@@ -40,7 +40,9 @@ _PROGRAMS = {
     ("gaussian/fchk",): r"^Charge\s+I\s+(?P<charge>[+-]?\d+)|^Multiplicity\s+I\s+(?P<spin>\d+)",
     ("orca-output", "orca"):
         r"^\s*Total Charge\s+Charge[\s.]+(?P<charge>[+-]?\d+)|^\s*Multiplicity\s+Mult[\s.]+(?P<spin>\d+)",
-    ("nwchem-in",): r"(?i)^\s*charge\s+(?P<charge>[+-]?\d+)|^\s*mult\s+(?P<spin>\d+)",
+    ("nwchem-in",):
+        r"(?i)^\s*charge\s+(?P<charge>[+-]?\d+)|^\s*mult\s+(?P<spin>\d+)|^\s*nopen\s+(?P<unpaired>\d+)"
+        rf"|^\s*(?P<spin_>{'|'.join(MULTIPLICITIES)})\s*(?:$|;)",
     # DFT, and SCF with or without restrictions
     ("nwchem-out",):
         r"^\s*Charge\s*:\s*(?P<charge>[+-]?\d+)|^\s*Spin multiplicity\s*:\s*(?P<spin>\d+)"
@@ -58,7 +60,8 @@ _PROGRAMS = {
     ("cp2k-restart",):
         rf"(?i)^[ \t]*&DFT[ \t\r]*\n(?={_DFT.format('CHARGE', 'charge')})(?={_DFT.format('MULTIPLICITY', 'spin')})",
     ("aims-output", "fhi_aims"): rf"^\s*Charge\s*=\s*{_REAL}\s*:",
-    ("aims",): rf"^[ \t]*charge[ \t]+{_REAL}",  # of control.in
+    ("aims",): rf"^[ \t]*charge[ \t]+{_REAL}|^[ \t]*fixed_spin_moment[ \t]+(?P<unpaired>[\d.]+)",  # of control.in
+    ("castep-cell",): rf"(?i)^[ \t]*charge[ \t]*[:=]?[ \t]*{_REAL}",  # of NAME.param
     ("castep-castep",): rf"^\s*net\s+charge\s+of\s+system\s*:\s*{_REAL}",
     ("abinit-in", "abinit-out"): rf"(?i)^[ \t]*(?:cell)?charge\s+{_REAL}",
     ("onetep-in",): rf"(?i)^[ \t]*charge[ \t]*[:=]?[ \t]*{_REAL}",
@@ -216,11 +219,16 @@ def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
             start, end = text.rfind("\n", 0, match.start(name)) + 1, text.find("\n", match.end(name))
             line = " ".join(text[start : end if end >= 0 else len(text)].split())
             charge = name.startswith("charge")
+            value = str(MULTIPLICITIES.get(value.lower(), value))
             number = whole_number(re.sub("[dD]", "e", value), "charge" if charge else "spin")
             statement = Statement(number + name.startswith("unpaired"), f"its line '{line}'")
             found["charge" if charge else "spin"].append(statement)
         if format in _ONCE:
             break
+    if format == "cjson":
+        for match in re.finditer(r'"formalCharges"\s*:\s*\[([-+\d\s,]*)\]', text):
+            if any(numbers := [int(word) for word in match[1].replace(",", " ").split()]):
+                found["charge"].append(Statement(sum(numbers), "the formal charges of its atoms"))
     if (charge_ := _charge_of_electrons(format, text)) is not None:
         found["charge"].append(charge_)
     return found

@@ -202,6 +202,7 @@ _TITLES = {
     "cube": r"\A(.*\n.*)",
     "xsf": r"^ *#(.*)",
     "turbomole": r"^\$title *\n?(.*)",
+    "v-sim": r"\A#?(.*)",
     "cif": r"^_chemical_formula_sum +(.*)",
     "proteindatabank": r"^(?:TITLE|COMPND|FORMUL) +(.*)",
 }
@@ -213,8 +214,14 @@ _LARGE = 300  # atoms, from which on titles are those of proteins, such as chann
 def _warn_of_titles(
     format: str, text: str, stated: Mapping[str, Sequence[Statement]], numbers: np.ndarray, where: str
 ) -> None:
-    """Warn of a charge or a spin state in the title of a file."""
+    """Warn of a charge or a spin state in the title of a file, and of a number of electrons beside a POSCAR."""
     known = [name for name, statements in stated.items() if statements]
+    if format == "vasp" and (electrons := re.search(r"(?i)^[ \t]*(NELECT[ \t]*=[ \t]*[\d.]+)", text, re.M)):
+        warnings.warn(
+            f"{where}'{electrons[1]}' in the INCAR beside it is not read: if the cell is charged, give the charge",
+            StructureWarning,
+            stacklevel=5,
+        )
     for title in re.findall(_TITLES[format], text, re.M) if format in _TITLES and len(numbers) < _LARGE else ():
         warn_of_text(title.strip(" '\"\r\t"), known, numbers, where=where)
 
@@ -439,8 +446,9 @@ def _text_of(path: str, format: str) -> str:
 
 _INPUTS = {
     "turbomole": "control", "turbomole-gradient": "control", "aims": "control.in", "gen": "dftb_in.hsd",
+    "castep-cell": "*.param", "vasp": "INCAR",
 }  # fmt: skip
-"""Formats of files with structures only -> name of the program's input, which states charge and multiplicity."""
+"""Formats of files with structures only -> name of the input, which states charge and multiplicity; * is the file's."""
 
 
 _XTB = (".CHRG", ".UHF")
@@ -452,7 +460,10 @@ _OF_XTB = ("turbomole", "gen", "vasp", "sdf", "mol", "proteindatabank")
 
 def files_beside(path: str, *names: str) -> list[str]:
     """Return the inputs of programs that may state more about the structures in a file; by default of any program."""
-    inputs = [Path(path).with_name(name) for name in names or (*sorted({*_INPUTS.values()}), *_XTB)]
+    inputs = [
+        Path(path).with_name(name.replace("*", Path(path).stem))
+        for name in names or (*sorted({*_INPUTS.values()}), *_XTB)
+    ]
     return [str(file) for file in inputs if file.name != Path(path).name and file.is_file()]
 
 
