@@ -803,6 +803,27 @@ def test_charges_of_atoms_that_do_not_sum_to_zero_are_named(tmp_path, name, valu
         assert len(found) == bool(said) and (said is None or f"'{name}' of the atoms {said}" in found[0])
 
 
+@pytest.mark.parametrize(
+    ("values", "comment", "total"),
+    [
+        ([-1, 0, 0], "", -1), ([-0.9, -0.55, -0.55], "", -2), ([-1.2, -0.4, -0.4], "charge=-2", None),
+        ([-1.2, -0.4, -0.4], "charge=0", -2), ([-0.8, 0.4, 0.4], "", None), ([-0.8, 0.1, 0.1], "", None),
+        ([1, 0, 0], "", None), ([1, 2, 3], "", None), (["a", "b", "c"], "", None),
+    ],
+)  # fmt: skip
+def test_charges_in_a_fifth_column_without_a_name_are_named(tmp_path, values, comment, total):
+    rows = zip(molecule("H2O").symbols, molecule("H2O").positions, values, strict=True)
+    lines = "".join(f"{s} {x} {y} {z} {value}\n" for s, (x, y, z), value in rows)
+    (tmp_path / "a.xyz").write_text(f"3\n{comment}\n{lines}")
+    for read_all in (read_structures, lambda path: open_dataset(path, {})):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read_all(tmp_path / "a.xyz")
+        found = [str(one.message) for one in caught]
+        assert len(found) == bool(total) and all(f"'column_5_charges' of the atoms sum to {total}" in w for w in found)
+    assert np.allclose(read_structures(tmp_path / "a.xyz")[0].positions, molecule("H2O").positions)
+
+
 @pytest.mark.parametrize(("charge", "spin", "right"), [(0, 1, True), (0, 2, False), (-2, 1, True), (-1, 1, False)])
 def test_a_multiplicity_that_the_electrons_exclude_is_refused(charge, spin, right):
     potential = tiny_potential(elements=[1, 8])

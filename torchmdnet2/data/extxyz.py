@@ -243,9 +243,12 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     comment = _tidied(comment)
     info: dict[str, Any] = {"comment": comment} if vectors else _info(comment) if comment else {}
     _check_names(_KEY.findall(_QUOTED.sub("", comment)) if info else [])
-    columns = _columns(str(info.pop("Properties", _PLAIN)))
-    width = columns[-1].first + columns[-1].width
     rows = [line.split() for line in lines]
+    properties = info.pop("Properties", None)
+    if properties is None:
+        properties = _WITH_CHARGES if not vectors and _fifth(rows) else _PLAIN
+    columns = _columns(str(properties))
+    width = columns[-1].first + columns[-1].width
     for k, row in enumerate(rows):
         if len(row) < width:
             many = f": is the number of atoms, {size}, too large?" if len(row) < 2 else ""
@@ -306,6 +309,8 @@ def structure_of(comment: str, lines: Sequence[str], size: int, vectors: Sequenc
             isotopes[k] = words[species.first].capitalize()
             words[species.first] = "H"
             shown[k] = " ".join(words) + "\n"
+    if not properties and _FIFTH in frame.entries:
+        columns = _columns(_WITH_CHARGES)
     labels = [column for column in columns if column.name not in ("symbols", "numbers", "positions")]
     if not vectors and all(c.kind == "R" and c.name not in (*STRUCTURE, "move_mask") for c in labels):
         names = {column.name for column in labels}
@@ -320,6 +325,27 @@ def structure_of(comment: str, lines: Sequence[str], size: int, vectors: Sequenc
         [f"{size}\n", f"{comment}\n", *shown, *([] if not shown or shown[-1].endswith("\n") else ["\n"]), *vectors]
     )
     return read(io.StringIO(text), format="extxyz"), isotopes  # type: ignore[return-value]
+
+
+_FIFTH = "column_5_charges"
+_WITH_CHARGES = f"{_PLAIN}:{_FIFTH}:R:1"
+_MOST = 20  # charge of a structure
+
+
+def _fifth(rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a fifth column without a name looks like charges: their sum is whole and not 0.
+
+    Whole numbers of one sign may be flags or types.
+    """
+    if not rows or len(rows[0]) != 5 or any(len(row) != 5 for row in rows):
+        return False
+    try:
+        values = np.array([real(row[4]) for row in rows])
+    except ValueError:
+        return False
+    if not np.isfinite(values).all() or not ((values < 0).any() or (values % 1).any()):
+        return False
+    return abs(values.sum() - round(values.sum())) < 0.01 and 0 < abs(round(values.sum())) <= _MOST
 
 
 def _check_last(rows: Sequence[Sequence[str]]) -> None:
