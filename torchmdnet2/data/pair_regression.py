@@ -349,6 +349,7 @@ _SHARE, _LEAST_FAULTY = 0.02, 4  # least share and number of frames or atoms wit
 _CLEAR = 2.0  # least ratio of a faulty frame's mean square errors, without and with the fault undone
 _LEFT = 0.85  # largest ratio of residuals, with and without the fault undone; 0.87 to 1 in correct data
 _MOST_LEFT = 0.5  # the same for energies; correct ones, moved by one frame, have ratios of 2.4 and more
+_CHOICE = 1.25  # factor of what remains where some frames were chosen, which may fit by chance
 _DESCRIBED = 0.5  # least explained share of the variance of the forces after the fault is undone
 _USUAL = 20.0  # limit in median square errors of energies, three standard deviations; and in errors without a fault
 
@@ -520,7 +521,7 @@ def energy_fault(
         left = _Mixture(fit, labels, labels, frames, relative=False).left
         found.append(Fault(name, np.full(len(frames), True), labels, left))
     found = [fault for fault in found if fault.left < _MOST_LEFT * plain.left]
-    return min(found, key=lambda fault: fault.left, default=None)
+    return min(found, key=lambda fault: fault.left * (1 if fault.having.all() else _CHOICE), default=None)
 
 
 class _Mixture:
