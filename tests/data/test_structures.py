@@ -243,7 +243,19 @@ def test_a_file_without_its_hydrogens_is_named(tmp_path, name, lacks, suffix):
             assert len(told) == bare and all("and no hydrogens: add them" in one for one in told)
 
 
-@pytest.mark.parametrize("smiles", ["CCO", "NCC(=O)O", "c1ccccc1O", "CC(N)C(=O)NCC(=O)O", "OCC(O)CO"])
+@pytest.mark.parametrize(
+    "smiles",
+    [
+        "CCO",
+        "NCC(=O)O",
+        "c1ccccc1O",
+        "CC(N)C(=O)NCC(=O)O",
+        "OCC(O)CO",
+        "O=C(O)C1OC(O)C(O)C(O)C1O",
+        "O=C(O)CCl",
+        "CC(S)CO",
+    ],
+)
 def test_a_file_with_polar_hydrogens_alone_is_named(tmp_path, smiles):
     pytest.importorskip("rdkit")
     atoms = from_smiles(smiles)

@@ -858,9 +858,10 @@ def _lacks_hydrogens(atoms: Atoms) -> bool:
     """Whether most carbons that are not bonded to hydrogen need some by their bond lengths and angles.
 
     Such a carbon has one bond that is longer than a triple bond, or two at an angle of which one is longer than a
-    double bond. Carbons bonded to other elements than C, N, O and S are left out, and so are crystals of carbon and CO
-    and CN, which may be stretched. One carbon without two single bonds may be a radical (HOCO) if there are hydrogens,
-    and a few among many are defects.
+    double bond, or three single bonds to one side, unless all atoms are carbon, as in cages. Carbons bonded to other
+    elements than C, N, O, S and one halogen are left out, and so are crystals of carbon, and CO and CN, which may be
+    stretched. One carbon without two single bonds may be a radical (HOCO) if there are hydrogens, and a few among many
+    are defects.
     """
     carbons = np.flatnonzero(atoms.numbers == 6)
     if not len(carbons) or (len(carbons) == len(atoms) and atoms.pbc.any()) or (len(carbons) == 1 and len(atoms) < 3):
@@ -874,14 +875,18 @@ def _lacks_hydrogens(atoms: Atoms) -> bool:
     lacking, sure = 0, False
     for carbon in bare:
         own = np.flatnonzero(bonded == carbon)
-        others = element[own].tolist()
-        if not {*others} <= {*_TRIPLE}:
+        bonds = list(zip(element[own].tolist(), length[own].tolist(), strict=True))
+        halogens = {z for z, _ in bonds} - {*_TRIPLE}
+        if halogens and (len(own) != 2 or not halogens <= {*_HALOGENS}):
             continue
-        if len(own) == 1 and length[own[0]] > _TRIPLE[others[0]]:
+        single = all(d > _SINGLE.get(z, 0.0) for z, d in bonds)
+        sum_of_units = np.linalg.norm((vectors[own] / length[own, None]).sum(0))
+        if len(own) == 1 and bonds[0][1] > _TRIPLE[bonds[0][0]]:
             lacking, sure = lacking + 1, True
-        elif len(own) == 2 and any(length[k] > _DOUBLE[z] for k, z in zip(own, others, strict=True)):
-            if vectors[own[0]] @ vectors[own[1]] > -0.87 * length[own].prod():
-                lacking, sure = lacking + 1, sure or length[own].min() > _SINGLE
+        elif len(own) == 2 and sum_of_units > _BENT and any(d > _DOUBLE.get(z, np.inf) for z, d in bonds):
+            lacking, sure = lacking + 1, sure or single
+        elif len(own) == 3 and sum_of_units > _PYRAMID and single and len(carbons) < len(atoms):
+            lacking += 1
     if lacking == 1 and not sure and 1 in atoms.numbers:
         return False
     return lacking > len(carbons) - len(bare) and 5 * lacking >= len(carbons)
@@ -893,7 +898,13 @@ _TRIPLE = {6: 1.32, 7: 1.22, 8: 1.19, 16: 1.65}
 _DOUBLE = {6: 1.34, 7: 1.28, 8: 1.30, 16: 1.70}
 """Element -> Å, the longest bond to a carbon with two at an angle that has no hydrogen, as in CO2 with a charge."""
 
-_SINGLE = 1.40  # Å, above which a bond of carbon is single
+_SINGLE = {6: 1.46, 7: 1.41, 8: 1.36, 16: 1.75}
+"""Element -> Å, above which a bond to a carbon is single."""
+
+_HALOGENS = (9, 17, 35, 53)
+_BENT, _PYRAMID = 0.51, 0.85
+"""Size of the sum of the directions of two bonds at 150°, and of three: 0 in a plane, 1 in a tetrahedron."""
+
 _PAIRS = 2**18  # of a carbon and an atom, up to which all distances are computed
 
 
