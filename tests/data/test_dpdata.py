@@ -474,6 +474,25 @@ def test_texts_of_several_structures_are_not_mixed(tmp_path, format, one, more, 
         open_dataset(tmp_path / "a.out", format=f"dpdata/{format}")
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("    Total Energy =                        -76.1000000000000000\n", "it has 2 energies and one gradient"),
+        ("\t ================> DF-MP2 Energies <================\n", "it has 'MP2 Energies'; dpdata takes the last"),
+        ("    * CCSD total energy                    =  -75.6\n", "it has 'CCSD total energy'; dpdata takes the last"),
+        ("    Total Energy =                        -75.5000000000000000\n", None),
+        ("    Nuclear Repulsion Energy =  4.4\n", None),
+    ],
+)
+def test_methods_of_psi4_are_not_mixed(tmp_path, more, words):
+    (tmp_path / "a.out").write_text(PSI4 + more)
+    if words is None:
+        assert len(open_dataset(tmp_path / "a.out", format="dpdata/psi4/out")) == 1
+        return
+    with pytest.raises(BadData, match=words):
+        open_dataset(tmp_path / "a.out", format="dpdata/psi4/out")
+
+
 def test_names_of_formats(tmp_path, monkeypatch):
     with pytest.raises(BadData, match=r"unknown data format 'dpdata/deepmd/npi', did you mean 'deepmd/npy'"):
         open_dataset("missing", format="dpdata/deepmd/npi")

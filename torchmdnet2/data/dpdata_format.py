@@ -183,12 +183,27 @@ class DpdataReader(FrameReader):
                 f"{file}: it has {len(jobs)} jobs (--Link1-- or a later step), which dpdata takes for one: read it "
                 "with the format gaussian-out, or split it into a file for each job"
             )
+        if self._variant == "psi4/out":
+            _refuse_mixed(file, text)
         pattern, remedy = _ONE_STRUCTURE.get(self._variant, ("", ""))
         if pattern and (count := len(re.findall(pattern, text, re.M))) > 1:
             raise BadData(
                 f"{file}: it has {count} structures, of which dpdata takes the last positions, energy and forces, "
                 f"which may be of different ones: {remedy}"
             )
+
+
+def _refuse_mixed(file: str, text: str) -> None:
+    """Refuse a text of Psi4 of which dpdata would mix methods: it takes the last energy of an SCF, and the gradient."""
+    energies = set(re.findall(r"^ {4}Total Energy = +(\S+)", text, re.M))
+    gradients = len(re.findall(_ONE_STRUCTURE["psi4/out"][0], text, re.M))
+    correlated = re.search(r"\b(?:MP\d|CC(?:SD)?\S*|CI\w*) (?:Energies|total energy)\b", text, re.I)
+    if correlated or (len(energies) > 1 and gradients == 1):
+        found = f"'{correlated[0]}'" if correlated else f"{len(energies)} energies and one gradient"
+        raise BadData(
+            f"{file}: it has {found}; dpdata takes the last energy of an SCF, which may be of another method than the "
+            "gradient: split it into a file for each method, or write energies and forces to extended XYZ"
+        )
 
 
 _ONE_STRUCTURE = {
