@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ from ase.build import molecule
 from learn_world import MORSE, labelled, water_like
 from tiny import tiny_potential
 
+from torchmdnet2 import load
 from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadConfig, MissingBackend
 from torchmdnet2.learn import LABELLERS
@@ -20,6 +23,7 @@ from torchmdnet2.learn.config import LabelsConfig
 from torchmdnet2.learn.labellers import LabellingFailed, Labels, make_labeller
 from torchmdnet2.learn.labelling import _fault, label_frames
 from torchmdnet2.learn.selection import labels_of, read_frames
+from torchmdnet2.potentials import find_model
 
 MORSE_LABELLER = {"name": "ase", "calculator": "morse", "level_of_theory": "Morse", "arguments": MORSE}
 
@@ -99,6 +103,14 @@ def test_what_fails_is_kept_aside_with_the_reason(tmp_path, command):
     assert (tmp_path / "round" / "labels" / "0001" / "stderr.txt").read_text().strip() == "it does not converge"
 
 
+def test_relative_folders_and_programs(tmp_path, monkeypatch, command):
+    """The program runs in the folder of its frame, not where paths of the configuration start."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(command["command"].pop(0), "program")
+    found, failed, _ = run({**command, "command": ["./program", *command["command"]]}, kinds("good"), Path("round"))
+    assert len(found) == 1 and not failed
+
+
 def test_a_calculation_that_hangs_is_ended_with_its_program(tmp_path, command):
     since = time.monotonic()
     found, failed, _ = run(command, kinds("slow"), tmp_path / "round", timeout=2.0)
@@ -151,6 +163,14 @@ def test_a_teacher(tmp_path):
     np.testing.assert_allclose(labels.forces, expected.forces.numpy(), atol=1e-9)
 
 
+def test_a_teacher_by_name():
+    teacher = make_labeller({"name": "teacher", "file": "organic-small"})
+    assert teacher.level_of_theory == load("organic-small").level_of_theory
+    assert teacher.files == (str(find_model("organic-small")),)
+    with pytest.raises(FileNotFoundError, match="did you mean 'organic'"):
+        make_labeller({"name": "teacher", "file": "organik"})
+
+
 def test_what_is_missing_is_said_before_anything_is_computed(tmp_path, monkeypatch):
     with pytest.raises(MissingBackend, match="no program no_such_program"):
         make_labeller({"name": "command", "command": ["no_such_program", "{output}"], "level_of_theory": "x"}).check()
@@ -175,8 +195,6 @@ def test_forces_of_other_atoms_and_a_missing_package(monkeypatch):
 def test_gfn2_xtb(tmp_path):
     """Against the labels of the quickstart, which were made with it."""
     pytest.importorskip("tblite")
-    from pathlib import Path
-
     from ase.io import read
 
     frame = read(Path(__file__).resolve().parents[2] / "examples" / "data" / "ethanol_gfn2.xyz", 0)

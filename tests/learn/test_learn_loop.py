@@ -18,14 +18,17 @@ import pytest
 from ase.io import read, write
 from learn_world import fingerprints, labelled, raw_config, water_like
 from rich.console import Console
+from tiny import tiny_potential
 
 from torchmdnet2 import System, load
+from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.ensemble import read_ensemble
-from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.errors import BadConfig, BadData, UnknownElement, UntrainedCharge
 from torchmdnet2.learn import load_learn_config, loop, parse_learn_config, run_learning
 from torchmdnet2.learn.config import StopConfig
 from torchmdnet2.learn.labellers import make_labeller
+from torchmdnet2.md.guard import Unphysical
 from torchmdnet2.training.reporting.log import TrainingLog
 from torchmdnet2.training.run.folder import exclusive_folder
 
@@ -207,7 +210,7 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
 def test_start_frames_that_cannot_be_used(raw_learn, tmp_path, name, keys, error, message):
     good = [labelled(water_like(seed)) for seed in range(2)]
     hot = water_like(1)
-    hot.positions[1] *= 0.3
+    hot.positions[1] *= 0.6
     frames = {
         "one.xyz": good[:1],
         "bare.xyz": [*good, water_like(2)],
@@ -220,6 +223,45 @@ def test_start_frames_that_cannot_be_used(raw_learn, tmp_path, name, keys, error
         (tmp_path / name).write_text("hello")
     with pytest.raises(error, match=message):
         run_learning(parse_learn_config(changed(raw_learn, start__file=str(tmp_path / name), **keys)))
+
+
+@pytest.mark.parametrize("labelled_start", [True, False])
+def test_starts_that_the_models_will_not_know(raw_learn, tmp_path, monkeypatch, labelled_start):
+    """Named before a label or a training, and the file can be corrected in the same folder."""
+    monkeypatch.setattr(loop, "label_frames", lambda *_: pytest.fail("labels were computed"))
+    charged, other, close = water_like(0), water_like(0), water_like(0)
+    charged.info["charge"] = -2
+    other.numbers[1] = 9
+    close.positions[1] = close.positions[0] + 0.01
+    raw = changed(raw_learn, start__labelled=labelled_start)
+    for atoms, error, words in [
+        (charged, UntrainedCharge, "dynamics.starts: frame 0 has the total charge -2, .* charge 0 only. Leave this"),
+        (other, UnknownElement, "dynamics.starts: .*frame 0.* is F .* knows only H, O. Leave this"),
+        (close, Unphysical, "dynamics.starts: frame 0"),
+    ]:
+        write(tmp_path / "starts.xyz", [atoms, water_like(1)], format="extxyz")
+        raw["dynamics"]["starts"] = str(tmp_path / "starts.xyz")
+        with pytest.raises(error, match=words):
+            run_learning(parse_learn_config(raw))
+    assert not list(Path(raw["output"]["folder"]).iterdir())
+
+
+def test_starts_that_the_model_of_init_knows(raw_learn, tmp_path):
+    """A first round that fine-tunes: its models know what the base knows, too."""
+    base = tiny_potential(elements=[1, 8, 9], total_charges=[0, -2])
+    save(base, tmp_path / "base.tmn")
+    atoms = water_like(0)
+    atoms.numbers[1], atoms.info["charge"] = 9, -2
+    write(tmp_path / "starts.xyz", atoms, format="extxyz")
+    raw_learn["train"] = {"init": {"file": str(tmp_path / "base.tmn")}}
+    raw_learn["dynamics"]["starts"] = str(tmp_path / "starts.xyz")
+    config = parse_learn_config(raw_learn)
+    loop.prepare_start(config, tmp_path)
+    loop.check_starts(config, tmp_path)
+    atoms.info["charge"] = 2
+    write(tmp_path / loop.STARTS, atoms, format="extxyz")
+    with pytest.raises(UntrainedCharge, match="charge -2, 0 only"):
+        loop.check_starts(config, tmp_path)
 
 
 def test_a_round_without_any_label_ends_the_run(raw_learn, brittle):

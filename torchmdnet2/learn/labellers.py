@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..core.stated import Statement, confirmed
 from ..errors import BadConfig, BadData, MissingBackend
+from ..potentials import find_model
 from ..registry import Registry
 
 if TYPE_CHECKING:
@@ -200,14 +201,15 @@ class Teacher(Labeller):
     """Another potential as teacher, in float64.
 
     Args:
-        file: its .tmn file, or the ensemble.json of an ensemble.
+        file: its .tmn file or name, or the ensemble.json of an ensemble.
         level_of_theory: level of theory of the labels; null: as stated in the file.
         device: cpu, cuda or cuda:N.
         level: the level of theory to use of a file with several; null: its default.
     """
 
     def __init__(self, file: str, level_of_theory: str | None = None, device: str = "cpu", level: str | None = None):
-        self.file, self.device, self.files = str(Path(file).absolute()), device, (file,)
+        found = find_model(file)
+        self.file, self.device, self.files = str(found.absolute()), device, (str(found),)
         self.level = level
         self._calculator: BaseCalculator | None = None
         self.level_of_theory = level_of_theory or self._stated()
@@ -242,7 +244,7 @@ class Teacher(Labeller):
 class Command(Labeller):
     """A program that reads a frame from a file and writes it with labels to another. It runs with your rights.
 
-    The program starts without a shell, in a separate folder: give full paths of the program and its files. The input is
+    The program starts without a shell, in a separate folder: give full paths of the files that it reads. The input is
     extended XYZ, with charge and spin in the second line. The output has any format of ASE, with energy in eV and
     forces in eV/Å for the same atoms in the same order. An exit code other than 0 is a failure.
 
@@ -258,7 +260,9 @@ class Command(Labeller):
             raise BadConfig("labels.labeller.command: must be a list: the program, and arguments with {output}")
         if Path(output).name != output:
             raise BadConfig(f"labels.labeller.output: must be the name of a file, without a folder, got {output}")
-        self.command, self.level_of_theory, self.output, self.format = command, level_of_theory, output, format
+        program = str(Path(command[0]).absolute()) if Path(command[0]).name != command[0] else command[0]
+        self.command, self.level_of_theory = [program, *command[1:]], level_of_theory
+        self.output, self.format = output, format
 
     def check(self) -> None:
         from shutil import which

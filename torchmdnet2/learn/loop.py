@@ -25,12 +25,14 @@ from rich.console import Console
 from ..core.files import atomic_write, old_name
 from ..data.cache import file_facts
 from ..ensemble import Ensemble, write_ensemble
-from ..errors import BadConfig, BadData
-from ..md.guard import Bonds
+from ..errors import BadConfig, BadData, UnknownElement, UntrainedCharge
+from ..md.guard import Bonds, Unphysical
 from ..md.integrators import State
 from ..md.options import MDOptions
 from ..md.output import TableRow
 from ..md.stability import ReplicaBatch, ReplicaProgress, ReplicaRun, alike, checked_start
+from ..potential.potential import Potential
+from ..potentials import find_model
 from ..system import System
 from ..training.config.config import Config
 from ..training.reporting.log import TrainingLog
@@ -66,8 +68,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "START", "STARTS", "VERIFY", "LearnResult", "clear_start", "explore", "force_spread", "prepare_start",
-    "run_learning", "verify_start",
+    "START", "STARTS", "VERIFY", "LearnResult", "check_starts", "clear_start", "divided", "explore", "force_spread",
+    "prepare_start", "run_learning", "verify_start",
 ]  # fmt: skip
 
 
@@ -142,7 +144,7 @@ def explore(
     members = committee.members
     steps = round(1000 * config.time / config.timestep)
     options = MDOptions(steps, config.timestep, "nvt", temperature, config.friction, seed, config.replicas)
-    chosen = [k * len(starts) // config.replicas for k in range(config.replicas)]
+    chosen = _chosen(starts, config)
     checked = {k: checked_start(starts[k], k, members[0], None, None) for k in dict.fromkeys(chosen)}
     bonds = {k: Bonds(System.from_ase(atoms), alike(atoms, starts)) for k, atoms in checked.items()}
     look = ReplicaRun(0, 0, checked[0], copy.copy(bonds[0]), replace(options, replicas=1)).every
@@ -156,6 +158,11 @@ def explore(
         for (member, *_), group in groups.items():
             ReplicaBatch(members[member], list(group), progress.update).run()
     return [run.trajectory(committee) for run in everyone]
+
+
+def _chosen(starts: Sequence[Atoms], config: DynamicsConfig) -> list[int]:
+    """Return the number of each replica's start."""
+    return [k * len(starts) // config.replicas for k in range(config.replicas)]
 
 
 def force_spread(committee: Ensemble, system: System, pos: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -207,6 +214,59 @@ def prepare_start(config: LearnConfig, folder: Path) -> None:
     if not (folder / STARTS).is_file():
         given = config.dynamics.starts
         write_frames(folder / STARTS, read_frames(folder / START) if given is None else structures(given))
+
+
+def check_starts(config: LearnConfig, folder: Path) -> None:
+    """Refuse starts of the dynamics that the first models will not know.
+
+    Raises:
+        UnknownElement, UntrainedCharge: no training frame, nor the model of `train.init`, has an element or the charge.
+        Unphysical: atoms overlap in a start.
+    """
+    frames, starts = read_frames(folder / START), read_frames(folder / STARTS)
+    train = System.from_ase(divided(frames, config.validation)[0])
+    training = config.training(True, {"train": TRAIN}, folder, 0)
+    network, base = training.untrained(), training.base()
+    elements, charges = {*train.z.tolist()}, {*train.charge.tolist()}
+    known: dict[str, Any] = {"elements": sorted(elements), "total_charges": sorted(charges)}
+    if base is not None:
+        known = {
+            "elements": sorted(elements | {*base.elements}),
+            "total_charges": None if base.total_charges is None else sorted(charges | {*base.total_charges}),
+            "closed_shell": base.closed_shell and not bool((train.electrons.round() % 2 == 1).any()),
+        }
+    potential = Potential.from_config({**network.config, **known}, network)
+    setting = "start.file" if config.dynamics.starts is None else "dynamics.starts"
+    for k in dict.fromkeys(_chosen(starts, config.dynamics)):
+        try:
+            checked_start(starts[k], k, potential, None, None)
+        except (UnknownElement, UntrainedCharge) as error:
+            words = str(error).partition(";")[0]  # what follows is no remedy here
+            error.args = (f"{setting}: {words}. Leave this structure out, or train on more such frames",)
+            raise
+        except (ValueError, Unphysical) as error:
+            error.args = (f"{setting}: {error}",)
+            raise
+
+
+def divided(
+    new: Sequence[Atoms], share: float, train: Sequence[Atoms] = (), validation: Sequence[Atoms] = ()
+) -> tuple[list[Atoms], list[Atoms]]:
+    """Return the frames of training and of validation with new ones; a frame stays in its first subset.
+
+    Args:
+        new: frames to divide.
+        share: fraction of the frames that is not trained on.
+        train, validation: frames that are divided already.
+    """
+    train, validation = list(train), list(validation)
+    for atoms in new:
+        count = len(train) + len(validation)
+        held_out = int((count + 1) * share + 1e-9) > int(count * share + 1e-9)
+        (validation if held_out else train).append(atoms)
+    if not validation:
+        validation.append(train.pop())
+    return train, validation
 
 
 def verify_start(config: LearnConfig, folder: Path, say: Callable[[str], None]) -> None:
@@ -338,8 +398,9 @@ class _Loop:
         (folder / FINISHED).unlink(missing_ok=True)
         try:
             prepare_start(config, folder)
+            check_starts(config, folder)
             verify_start(config, folder, self.say)
-        except (ValueError, OSError):
+        except (ValueError, OSError, Unphysical):
             if not self._of(0).exists():  # an error at the start can be corrected in the same folder
                 clear_start(folder, (CONFIG, RUN))
             raise
@@ -418,14 +479,8 @@ class _Loop:
         if (own / TRAIN).is_file():
             return
         before = self._of(number - 1)
-        train = read_frames(before / TRAIN) if number else []
-        validation = read_frames(before / VALIDATION) if number else []
-        for atoms in new:
-            count = len(train) + len(validation)
-            held_out = int((count + 1) * share + 1e-9) > int(count * share + 1e-9)
-            (validation if held_out else train).append(atoms)
-        if not validation:
-            validation.append(train.pop())
+        old = [read_frames(before / name) for name in (TRAIN, VALIDATION)] if number else []
+        train, validation = divided(new, share, *old)
         if not train:
             raise BadData(
                 f"round {number}: only one frame was labelled; two are needed, to train on one and validate on one"
@@ -592,8 +647,9 @@ def _refuse(config: LearnConfig, folder: Path, resume: str | None) -> None:
 def _inputs(config: LearnConfig) -> dict[str, str]:
     """Return file -> SHA-256 for the files that the run reads."""
     given: list[Any] = [config.start.file, config.dynamics.starts, *make_labeller(config.labels.labeller).files]
-    init = (config.train.get("init") or {}).get("file")
-    files = [file for entry in [*given, init] if entry for file in ([entry] if isinstance(entry, str) else entry)]
+    if init := (config.train.get("init") or {}).get("file"):
+        given.append(str(find_model(init)))
+    files = [file for entry in given if entry for file in ([entry] if isinstance(entry, str) else entry)]
     return {file: file_facts(file)["sha256"] for file in files if Path(file).is_file()}
 
 

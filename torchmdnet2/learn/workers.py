@@ -141,7 +141,7 @@ class _Worker:
             theirs.close()
         self.task, self._since = task, time.monotonic()
         with suppress(OSError):  # the process has died, which `collect` finds
-            self.pipe.send((task.number, task.atoms, str(task.folder)))
+            self.pipe.send((task.number, task.atoms, str(task.folder.absolute())))  # the worker changes into it
 
     @property
     def left(self) -> float:
