@@ -16,7 +16,7 @@ from variants import VARIANTS, variant
 
 from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.errors import UntrainedChargeWarning
+from torchmdnet2.errors import UndeterminedEnergyWarning, UntrainedChargeWarning
 from torchmdnet2.models.tensornet import model as tensor_algebra
 from torchmdnet2.potential import dipole
 
@@ -106,8 +106,14 @@ def test_second_derivatives_of_a_shipped_potential(name):
     check_second_derivatives(load(name, dtype="float64"), System.from_ase(molecule("H2O")))
 
 
-def test_whole_hessians():
-    made, system = tiny_potential(), System.from_ase(molecule("H2O"))
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"compositions": [{"1": 2, "8": 1}]}, {"closed_shell": True, "total_charges": [0.0]}],
+    ids=["free", "one composition", "closed shell"],
+)
+def test_whole_hessians(config):
+    """Whatever a model checks in a structure first."""
+    made, system = tiny_potential(**config), System.from_ase(molecule("H2O"))
 
     def energy(pos):
         return made(system.replace(pos=pos)).energy.sum()
@@ -133,6 +139,12 @@ def test_compiled_paths_leave_derivatives_to_the_potential(build):
     close(autograd_hessian(energy, system.pos), expected, 1e-3)
     close(jacrev(grad(energy))(system.pos), expected, 1e-3)
     assert fast(system).forces.requires_grad is False
+
+
+def test_checks_warn_within_transforms_as_they_do_outside():
+    made, system = tiny_potential(compositions=[{"1": 2, "8": 1}]), System.from_ase(molecule("CH4"))
+    with pytest.warns(UndeterminedEnergyWarning, match="system 0 is CH4"):
+        grad(lambda pos: made(system.replace(pos=pos)).energy.sum())(system.pos)
 
 
 def test_report_says_that_results_were_differentiated():

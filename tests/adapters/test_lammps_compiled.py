@@ -18,6 +18,7 @@ from torchmdnet2.engine import domain as domain_check
 from torchmdnet2.engine.backends import choose_domain, compiled_reason
 from torchmdnet2.engine.cpu_step import CompiledDomain
 from torchmdnet2.engine.domain import ReferenceDomain
+from torchmdnet2.potential.determined import Determined
 
 PRIORS = [
     {"name": "zbl", "cutoff": 2.0},
@@ -104,7 +105,8 @@ def test_a_wrong_kernel_is_found_on_the_first_use(monkeypatch):
         evaluate(domain, scattered(20, BOX, True, 1))
 
 
-def test_parts_of_closed_shells_are_checked_whatever_their_electrons(monkeypatch):
+@pytest.mark.filterwarnings("error::torchmdnet2.errors.UndeterminedEnergyWarning")
+def test_clusters_are_checked_whatever_their_composition(monkeypatch):
     """The kernels' first use is compared on a cluster of atoms, which may hold half a molecule."""
     reference, odd = domain_check.reference, []
 
@@ -114,7 +116,7 @@ def test_parts_of_closed_shells_are_checked_whatever_their_electrons(monkeypatch
 
     monkeypatch.setattr(domain_check, "reference", counting)
     potential = make()
-    potential.closed_shell = True
+    potential.closed_shell, potential.determined = True, Determined([{1: 2, 8: 1}])
     for size in range(1, 7):
         monkeypatch.setattr(domain_check, "_CHECKED", size)
         evaluate(choose_domain(potential, 0.0), scattered(20, BOX, True, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tiny import tiny_potential
 
 from torchmdnet2 import Evaluator, System
 from torchmdnet2.engine.check import reference, require_result, virial_terms
+from torchmdnet2.errors import UndeterminedEnergyWarning
 
 MODEL = {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8, "cutoff": 4.5, "max_z": 20}
 CELLS = {
@@ -60,6 +62,24 @@ def test_compiled_kernels_take_cells_of_one_atom():
             found = evaluator(system, stress=True)
             assert float((found.stress - exact.stress).abs().max() * system.volume) < 1e-3
             assert float(found.forces.abs().max()) < 1e-4
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
+def test_the_cluster_of_the_check_is_no_composition_of_the_user(monkeypatch):
+    """It cuts molecules: warnings and refusals of its composition would be about no structure that was given."""
+    monkeypatch.setattr("torchmdnet2.engine.check.CHECKED_ATOMS", 10)  # 5 atoms of water
+    water, far = System.from_ase(molecule("H2O")), 20 * torch.arange(4.0)
+    many = System.concatenate([water] * 4).replace(batch=None, cell=None, pbc=None, charge=None, spin=None)
+    many = many.replace(pos=many.pos + far.repeat_interleave(3)[:, None])
+    potential = tiny_potential(
+        dtype=torch.float32, model=MODEL, compositions=[{"1": 2, "8": 1}], closed_shell=True, total_charges=[0.0]
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Evaluator(potential)(many)
+    assert not [warning for warning in seen if warning.category is UndeterminedEnergyWarning]
+    with pytest.warns(UndeterminedEnergyWarning, match="system 0 is H10O4: .* only those of H2O"):
+        Evaluator(potential)(System(z=[8, *[1] * 10, 8, 8, 8], pos=2 * torch.eye(3)[0] * torch.arange(14.0)[:, None]))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")

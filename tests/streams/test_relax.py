@@ -33,13 +33,15 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.errors import BadConfig, BadData, StructureWarning
+from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UndeterminedEnergyWarning
 from torchmdnet2.evaluator import Evaluator
 from torchmdnet2.streams import batches, pipeline, run
+from torchmdnet2.streams.batches import BatchOptions
 from torchmdnet2.streams.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
 from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _bonds_changed
 from torchmdnet2.streams.run import _Source
+from torchmdnet2.streams.scoring import Scorer
 
 NAMES = ["CH3CH2OH", "H2O", "C2H4", "CH4", "H2CO", "CO2"]
 
@@ -75,6 +77,17 @@ def test_minima_are_those_of_ase_in_order(small):
         assert abs(found.info["energy"] - alone.get_potential_energy()) < 1e-4
         found.calc = calculator
         assert abs(found.get_potential_energy() - found.info["energy"]) < 1e-5
+
+
+@pytest.mark.filterwarnings("error::torchmdnet2.errors.UndeterminedEnergyWarning")
+@pytest.mark.parametrize("worker", [Relaxer, Scorer])
+def test_what_fills_batches_is_no_structure_to_warn_of(worker):
+    options = {Relaxer: RelaxOptions, Scorer: BatchOptions}[worker](atoms=30, padded=True)
+    model = tiny_potential(compositions=[{"1": 2, "8": 1}])
+    (outcome,) = worker(model, options)([Record(0, starts=[molecule("H2O")])])
+    assert outcome.structures and not outcome.errors
+    with pytest.warns(UndeterminedEnergyWarning, match="is CH4"):
+        worker(model, options)([Record(0, starts=[molecule("CH4")])])
 
 
 def test_optimizer_finds_the_minimum_of_wells_and_never_goes_up():

@@ -19,7 +19,7 @@ from ..potential.potential import Potential, Result
 from ..system import System
 
 __all__ = [
-    "BOUNDS", "extract_checked", "extract_cluster", "for_clusters", "reference", "require_close",
+    "BOUNDS", "extract_checked", "extract_cluster", "for_any_composition", "reference", "require_close",
     "require_properties", "require_result", "virial_terms",
 ]  # fmt: skip
 
@@ -37,17 +37,20 @@ def extract_checked(potential: Potential, system: System, stress: bool) -> tuple
     if system.num_atoms <= CHECKED_ATOMS:
         return potential, system
     system, places = extract_cluster(system, CHECKED_ATOMS // 2, stress)
-    part = for_clusters(potential)
+    part = for_any_composition(potential)
     priors = [prior.for_atoms(places) for prior in potential.priors]
     if not all(map(operator.is_, priors, potential.priors)):
         part._modules = {**potential._modules, "priors": nn.ModuleList(priors)}
     return part, system
 
 
-def for_clusters(potential: Potential) -> Potential:
-    """The potential with any number of electrons allowed, since a cluster may cut molecules."""
+def for_any_composition(potential: Potential) -> Potential:
+    """The potential without refusals and warnings of compositions, for atoms that are no structure of the user's.
+
+    A cluster may cut molecules, so that it has any number of electrons, and its total energy is not returned.
+    """
     part = copy.copy(potential)
-    part.closed_shell = False
+    part.closed_shell, part.determined = False, None
     return part
 
 

@@ -31,7 +31,7 @@ from ..potential.potential import Potential, Result
 from ..potential.refusals import SAME_PLACE
 from ..priors import Coulomb
 from ..system import System
-from .check import extract_cluster, for_clusters, reference, require_result
+from .check import extract_cluster, for_any_composition, reference, require_result
 from .select import constant_energies
 
 __all__ = [
@@ -258,7 +258,7 @@ def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.floa
     Raises:
         RuntimeError: energies or forces differ.
     """
-    n, potential = len(z), other.potential
+    n, potential = len(z), for_any_composition(other.potential)
     alone = System(
         z=torch.from_numpy(np.asarray(z, dtype=np.int64)), pos=torch.from_numpy(pos[:n].copy()),
         charge=torch.full((1,), other.charge, dtype=torch.float64),
@@ -268,7 +268,7 @@ def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.floa
     other.set_atoms(cluster.z.numpy(), np.arange(m), m, CopyExchange(m, torch.zeros(0, dtype=torch.long)))
     values = other(cluster.pos.numpy())
     placed = cluster.to(potential.device)
-    expected = reference(for_clusters(potential), placed, False)
+    expected = reference(potential, placed, False)
     assert expected.atom_energies is not None
     energies = torch.from_numpy(values.energies).to(potential.device)
     found = Result(

@@ -16,7 +16,7 @@ from ..core.devices import expect_forks, refuse_forked_gpu
 from ..neighbors import NeighborList, neighbor_list
 from ..neighbors.pairs import PairLists
 from ..registry import HEADS, PRIORS, REPRESENTATIONS
-from ..system import System
+from ..system import System, outside_transforms
 from .cells import CoulombInCells, Portion, divided, evaluate_portions, is_mixed
 from .derivatives import energy_and_gradients, is_differentiated, not_compiled, outside_modes, stress_of
 from .determined import Determined
@@ -503,16 +503,17 @@ class Potential(nn.Module):
         refuse_forked_gpu(self.device)
         refuse_precision(self.dtype)
         refuse_precision(system.dtype, "positions")
-        system.validate()
-        self.check_elements(system.z)
-        self.check_charge_and_spin(system, charge)
-        if charge and self.closed_shell:
-            refuse_odd_electrons(system, self.allow_untrained_charge)
-        if charge and self.determined is not None:
-            self.determined.warn(system, self.atom_filter)
-        summing = self.in_cells() if bool(system.pbc.any()) else self
-        for part in (*([] if self.head is None else [summing.head]), *self.properties.values(), *summing.priors):
-            part.check(system)  # type: ignore[operator, union-attr]
+        with outside_transforms():  # checks may read numbers
+            system.validate()
+            self.check_elements(system.z)
+            self.check_charge_and_spin(system, charge)
+            if charge and self.closed_shell:
+                refuse_odd_electrons(system, self.allow_untrained_charge)
+            if charge and self.determined is not None:
+                self.determined.warn(system, self.atom_filter)
+            summing = self.in_cells() if bool(system.pbc.any()) else self
+            for part in (*([] if self.head is None else [summing.head]), *self.properties.values(), *summing.priors):
+                part.check(system)  # type: ignore[operator, union-attr]
 
     def check_charge_and_spin(self, system: System, charge: bool = True) -> None:
         """What `check` says about these.

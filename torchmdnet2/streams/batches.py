@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..engine.check import for_any_composition
 from ..ensemble import Ensemble, EnsembleResult
 from ..evaluator import Evaluator
 from ..md.guard import Unphysical, close_atoms
@@ -181,6 +182,7 @@ def _most_structures(atoms: int) -> int:
 
 def _filler(potential: Potential) -> int | None:
     """Return an element whose isolated atom the potential can evaluate; None if there is none."""
+    potential = for_any_composition(potential)
     for z in (6, 8, 2, 14, 1):
         try:
             potential.check(System(z=torch.tensor([z]), pos=torch.zeros(1, 3).double()).to(potential.device))
@@ -267,7 +269,8 @@ class Worker(ABC, Generic[_Options]):
 
     @cached_property
     def evaluator(self) -> Evaluator | Ensemble:
-        return Ensemble(self.members) if len(self.members) > 1 else Evaluator(self.potential)
+        members = [for_any_composition(member) for member in self.members]  # `check` sees structures, not fillers
+        return Ensemble(members) if len(members) > 1 else Evaluator(members[0])
 
     @abstractmethod
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
