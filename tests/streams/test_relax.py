@@ -546,6 +546,24 @@ def test_a_finished_output_is_kept(tmp_path):
     assert (tmp_path / "out.csv").read_text() == "new" and (tmp_path / "out.csv.old").read_text() == "old"
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_without_a_finished_record_hinders_no_other(small, tmp_path, monkeypatch, killed):
+    """A wrong input, or the end of the process in the first block: the corrected call starts again."""
+    output, earlier = tmp_path / "out.csv", tmp_path / "out.csv.old"
+    (tmp_path / "in.eth").write_text("no structure")
+    write(tmp_path / "in.xyz", rattled(["H2O"]))
+    output.write_text("earlier")
+    with monkeypatch.context() as patch, pytest.raises(BadData, match=r"in\.eth"):
+        if killed:
+            patch.setattr(Journal, "close", lambda *_: None)
+        torchmdnet2.score(small, tmp_path / "in.eth", output, report=True)
+    assert {path.name for path in tmp_path.glob("out.*")} - {earlier.name} == (
+        {"out.csv", "out.csv.progress", "out.failed.txt", "out.rows.csv"} if killed else set()
+    )
+    torchmdnet2.score(small, tmp_path / "in.xyz", output)
+    assert len(output.read_text().splitlines()) == 2 and earlier.read_text() == "earlier"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -294,7 +294,8 @@ class Journal:
 
     After each block, the number of finished records and the sizes of the files are written to `OUT.progress`. A run
     that finds this file cuts the files to these sizes, which removes a partial block, and continues. The file is
-    removed at the end. No other run may write the files meanwhile, see `core.files.claimed`.
+    removed at the end. A run that fails before its first block is written leaves nothing. No other run may write the
+    files meanwhile, see `core.files.claimed`.
 
     Args:
         output: the file of results, which determines the name of the state.
@@ -322,8 +323,8 @@ class Journal:
             file.seek(size)
 
     def _resume(self) -> tuple[int, list[int]]:
-        if self._state.exists():
-            found = json.loads(self._state.read_text())
+        found = json.loads(self._state.read_text()) if self._state.exists() else None
+        if found and found["records"]:
             if found["job"] != self._job:
                 changed = sorted(k for k in {*found["job"], *self._job} if found["job"].get(k) != self._job.get(k))
                 raise BadConfig(
@@ -332,8 +333,9 @@ class Journal:
                 )
             self.near = tuple(found.get("near", self.near))
             return found["records"], found["sizes"]
-        for path in self._paths:
-            keep_old(path)
+        if found is None:  # else the files are those of a run that was killed in its first block
+            for path in self._paths:
+                keep_old(path)
         self._save(0, [0] * len(self._paths))
         return 0, [0] * len(self._paths)
 
@@ -358,8 +360,11 @@ class Journal:
         self._save(self.done, [file.tell() for file in self._files])
 
     def close(self, finished: bool) -> None:
-        """Close the files; remove the state of a finished run."""
+        """Close the files; remove the state of a finished run, and all of a run that failed before its first block."""
         for file in self._files:
             file.close()
-        if finished:
+        if finished or not self.done:
             self._state.unlink()
+        if not (finished or self.done):
+            for path in self._paths:
+                path.unlink()
