@@ -333,6 +333,9 @@ EV = {"energy": "eV", "length": "angstrom"}
         ({"formal_charges": [0, 0, 0, -1, 0, -1]}, "'formal_charges' of the atoms sum to -2"),
         ({"hirshfeld": np.full((2, 6), -1 / 3)}, "'hirshfeld' of the atoms sum to -2"),
         ({"q": np.full((2, 6, 1), -1 / 3)}, "'q' of the atoms sum to -2"),
+        ({"nelectrons": [46, 46]}, "'nelectrons' is not read: .* write charge=-2"),
+        ({"n_alpha": [23, 23], "n_beta": [23, 23]}, "'n_alpha' and 'n_beta' are not read: .* write charge=-2 spin=1"),
+        ({"charge_mult": [[-2, 1], [-2, 1]]}, "'charge_mult' is not read: .* write charge=-2 spin=1"),
     ],
 )
 def test_charges_of_arrays_that_are_not_read_are_named(arrays_of_oxalate, more, words):
@@ -348,6 +351,40 @@ def test_charges_of_arrays_that_are_not_read_are_named(arrays_of_oxalate, more, 
             path = arrays_of_oxalate(charge=charge, **{name: np.asarray(values) for name, values in more.items()})
             with pytest.warns(StructureWarning, match=f"{words}, and the total charge is stated as 0"):
                 open_dataset(path, {}, EV)
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({"total_charges": [-2, -2]}, (-2, 0)), ({"multiplicities": [3, 3]}, (0, 3)),
+        ({"S": [1, 1]}, "'S' is not read: if it is the spin S, write spin=3"),
+        ({"spins": [[1, 1, 0, 0, 0, 0]] * 2}, "'spins' of the atoms sum to 2, and no multiplicity is stated"),
+        ({"nelectrons": [44, 44]}, (0, 0)), ({"n_alpha": [22, 22], "n_beta": [22, 22]}, (0, 0)),
+        ({"spins": [[1, -1, 0, 0, 0, 0]] * 2}, (0, 0)), ({"S": [0.3, 0.3]}, (0, 0)),
+        ({"charge_mult": [[0, 1]] * 2}, (0, 0)),
+    ],
+)  # fmt: skip
+def test_further_names_in_arrays(arrays_of_oxalate, more, state):
+    path = arrays_of_oxalate(**{name: np.asarray(values) for name, values in more.items()})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        system = open_dataset(path, {}, EV)[1].system
+    told = [str(one.message) for one in caught if issubclass(one.category, StructureWarning)]
+    if isinstance(state, str):
+        assert len(told) == 1 and state in told[0] and str(path) in told[0]
+    else:
+        assert not told and (system.charge.item(), system.spin.item()) == state
+
+
+def test_attributes_of_groups_that_name_an_ion_are_told_once(tmp_path):
+    with pytest.importorskip("h5py").File(path := tmp_path / "a.h5", "w") as file:
+        for k, name in enumerate(("oxalic acid", "oxalate(2-)", "carbonate(2-)")):
+            file[f"{k}/pos"], file[f"{k}/types"] = POSITIONS[None], [6, 6, 8, 8, 8, 8]
+            file[f"{k}"].attrs["name"] = name
+    with pytest.warns(StructureWarning) as caught:
+        open_dataset(path, {}, EV)
+    (told,) = [str(one.message) for one in caught]
+    assert "group '1': 'name=oxalate(2-)' is not read" in told
 
 
 def test_smiles_and_texts_in_arrays(tmp_path):

@@ -23,8 +23,8 @@ from ..units import factor
 __all__ = [
     "LARGEST", "MULTIPLICITIES", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "Told", "agreed",
     "can_count", "cell_of", "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_cell",
-    "may_be_charges", "no_cell", "of_atoms", "of_charges", "require_angstrom", "require_atoms", "stated_units",
-    "statements", "unit_in_name", "warn_of_name", "warn_of_sums", "warn_of_text", "whole_number",
+    "may_be_charges", "no_cell", "of_atoms", "of_charges", "of_first_frame", "require_angstrom", "require_atoms",
+    "stated_units", "statements", "unit_in_name", "warn_of_name", "warn_of_sums", "warn_of_text", "whole_number",
 ]  # fmt: skip
 
 
@@ -42,11 +42,12 @@ _ROUNDING_OF_SUMS = 1e-2  # partial charges are written with three or four digit
 
 _CHARGE = frozenset(
     "charge total_charge totalcharge tot_charge totcharge net_charge netcharge molecular_charge mol_charge molcharge "
-    "system_charge formal_charge total_formal_charge charge_total chrg qtot q_tot pubchem_total_charge".split()
+    "system_charge formal_charge total_formal_charge charge_total chrg qtot q_tot pubchem_total_charge "
+    "total_charges net_charges molecular_charges mol_charges system_charges".split()
 )
 _SPIN = frozenset(
     "spin multiplicity spin_multiplicity spinmultiplicity mult spin_mult spinmult total_spin_multiplicity "
-    "totalspinmultiplicity 2s+1".split()
+    "totalspinmultiplicity 2s+1 multiplicities spin_multiplicities".split()
 )
 _UNPAIRED = frozenset(
     "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf "
@@ -81,6 +82,7 @@ _MOMENTS = frozenset(
     "magmoms magmom magnetic_moments spins spin atomic_spins spin_densities spin_populations mulliken_spin "
     "mulliken_spins hirshfeld_spin hirshfeld_spins".split()
 )
+_SYMBOLS = ("S", "Ms", "M_S")  # of the total spin
 _OTHER_SUMS = re.compile(r"spin|popul")  # of atoms, as mulliken_spin
 _ELECTRONS = re.compile(r"(n|num|number|total)(_of)?_?(electrons?|elec|el)|electrons")
 _OF_ONE_SPIN = re.compile(
@@ -314,7 +316,7 @@ def _of_symbols(info: Mapping[str, Any], known: Collection[str], name: str) -> I
         number = float(value) if isinstance(value, int | float | np.number) and not is_flag(value) else 0.0
         if key in ("z", "Z") and "charge" not in known and number.is_integer() and -_MOST <= number < 0:
             yield f"{name.format(key)} is not read: if it is the total charge, write charge={number:g}"
-        elif key in ("S", "Ms", "M_S") and "spin" not in known and (2 * number).is_integer() and 0 < number <= _MOST:
+        elif key in _SYMBOLS and "spin" not in known and (2 * number).is_integer() and 0 < number <= _MOST:
             yield f"{name.format(key)} is not read: if it is the spin S, write spin={2 * number + 1:g}"
 
 
@@ -497,6 +499,34 @@ def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
         if (key in OF_ATOMS or key in _MOMENTS or may_be_charges(key)) and np.shape(value) == (size,)
         and np.asarray(value).dtype.kind in "iuf"
     }  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _counts_electrons(name: str) -> bool:
+    return bool(_ELECTRONS.fullmatch(_plain(name)) or _OF_ONE_SPIN.fullmatch(_plain(name)))
+
+
+def of_first_frame(
+    names: Iterable[str], values: Callable[[str], Any], frames: int, atoms: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Numbers of electrons and spins of atoms in arrays of all frames, for `statements`.
+
+    Args:
+        names: of the arrays.
+        values: function that returns the array, or dataset, under a name.
+        frames, atoms: numbers of frames, and of atoms of each.
+
+    Returns:
+        Entries of the first frame, and of its atoms.
+    """
+    info, arrays = {}, {}
+    for name in names:
+        if _counts_electrons(name) or name in _SYMBOLS:
+            if np.shape(given := values(name)) in ((), (1,), (frames,), (frames, 1)):
+                info[name] = np.ravel(given[:1] if np.ndim(given) else given[()])[0]
+        elif name in _MOMENTS and not kind_of(name) and np.shape(given := values(name)) in of_charges(frames, atoms):
+            arrays[name] = np.ravel(given if np.ndim(given) == 1 else given[0])
+    return info, arrays
 
 
 def of_charges(frames: int, atoms: int) -> tuple[tuple[int, ...], ...]:

@@ -13,10 +13,11 @@ lattice ([3, 3] or [S, 3, 3]) and pbc ([3] or [S, 3]). Without `charge`, the cha
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from os import PathLike
@@ -35,6 +36,7 @@ from ..core.stated import (
     kind_of,
     may_be_charges,
     of_charges,
+    of_first_frame,
     stated_units,
     statements,
     unit_in_name,
@@ -241,6 +243,14 @@ class HDF5Dataset(Dataset, Reader):
             stated = self._stated(
                 attributes, {name: opened[name] for name in self._anywhere if name in opened}, datasets, where
             )
+            if (
+                "charge" in self._anywhere
+                and num_frames
+                and not (self._warned or {"charge", "smiles"} & datasets.keys())
+            ):
+                unread = of_first_frame(sorted(inside), group.__getitem__, num_frames, num_atoms)
+                known = [*stated, *(["spin"] if "spin" in datasets else [])]
+                self._warned = self._named(attributes, unread, opened, known, where)
             if "charge" in stated:
                 datasets.pop("smiles", None)
             if not ("smiles" in datasets or self._warned) and "charge" in self._anywhere and num_frames:
@@ -258,6 +268,19 @@ class HDF5Dataset(Dataset, Reader):
         self.counts.update({q: num_frames for q in self.keys if q in datasets or q in stated})
         yield Group(name, num_frames, num_atoms, datasets, factors, stated)
 
+    def _named(
+        self, attributes: Mapping[str, Any], unread: tuple[dict[str, Any], dict[str, Any]], opened: Mapping[str, Any],
+        known: Collection[str], where: str,
+    ) -> bool:  # fmt: skip
+        """Warn of texts and of numbers of the first frame that look like a charge or a spin; True: there are some."""
+        texts = {name: value for name, value in attributes.items() if _is_text(name)}
+        if not (texts or any(unread)):
+            return False
+        told: set[str] = set()
+        numbers = np.ravel(opened["z"][0] if opened["z"].ndim == 2 else opened["z"])
+        statements({**texts, **unread[0]}, unread[1], "cell" in opened, "'{}'", known, numbers, f"{where}: ", told)
+        return bool(told)
+
     def _stated(
         self, attributes: Mapping[str, Any], whole: Mapping[str, Any], datasets: Mapping[str, str], where: str
     ) -> dict[str, int]:
@@ -273,6 +296,7 @@ class HDF5Dataset(Dataset, Reader):
             BadData: attributes contradict each other, or a dataset.
         """
         found = {}
+        attributes = {name: value for name, value in attributes.items() if not _is_text(name)}
         try:
             known = {"charge" if name == "smiles" else name for name in datasets}
             for quantity, all_of_it in statements(attributes, {}, name="attribute '{}'", known=known).items():
@@ -496,11 +520,19 @@ class HDF5Dataset(Dataset, Reader):
         return {**self.__dict__, "_file": None, "_pid": -1, "_handles": {}}
 
 
+_TEXTS = re.compile(r"name|title|comment|formula|descri|electrons|^n_?(alpha|beta)$", re.I)
+
+
+def _is_text(name: str) -> bool:
+    """Whether an attribute of this name may say in words, or by a number of electrons, that a molecule is charged."""
+    return bool(_TEXTS.search(name)) and not kind_of(name) and "smiles" not in name.lower()
+
+
 def _attributes(group: Any) -> dict[str, Any]:
     """Return the attributes that are numbers or texts, which may state a charge, spin or unit."""
     found = {}
     for name in group.attrs:
-        if kind_of(name) or "unit" in name.lower() or "smiles" in name.lower():
+        if kind_of(name) or "unit" in name.lower() or "smiles" in name.lower() or _is_text(name):
             value = group.attrs[name]
             value = value.item() if np.size(value) == 1 and hasattr(value, "item") else value
             found[name] = value.decode(errors="replace") if isinstance(value, bytes) else value

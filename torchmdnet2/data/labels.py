@@ -231,9 +231,16 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
     if len(found) > 1:
         raise BadData(f"{where}: {' and '.join(found)} both state the {quantity}: choose one with keys.{quantity}")
     for name in names if quantity == "charge" and not found else ():
-        if kind_of(name) == "like" and name.lower() != "charges" and np.ndim(given := values(name)) <= 1:
-            warn_of_name(name, given, f"{where}: '{{}}'")
+        if kind_of(name) == "like" and name.lower() != "charges" and _one_each(given := values(name)):
+            warn_of_name(name, given[0] if np.ndim(given) == 2 else given, f"{where}: '{{}}'")
     return found[0] if found else None
+
+
+def _one_each(values: Any) -> bool:
+    """Whether an array has a number for each frame, or a pair of charge and multiplicity other than 0 and 1."""
+    if np.ndim(values) != 2:
+        return np.ndim(values) < 2
+    return np.shape(values)[1] == 2 and len(values) > 0 and not np.array_equal(values[0], (0, 1))
 
 
 CELLS = ("cell", "box", "lattice", "cells")

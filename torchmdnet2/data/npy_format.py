@@ -16,7 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.stated import may_be_charges, of_charges, stated_units, statements, unit_in_name, warn_of_sums
+from ..core.stated import (
+    may_be_charges,
+    of_charges,
+    of_first_frame,
+    stated_units,
+    statements,
+    unit_in_name,
+    warn_of_sums,
+)
 from ..errors import BadData
 from ..system import System
 from .check import check_batch
@@ -285,8 +293,7 @@ class NpzReader(ArrayReader):
         self.keys = {name: key for name, key in named.items() if key is not None}
         self.counts, self.available = Counter(), inside - {*self._structure.values()}
         self._read_units(units or {}, ".npz", texts)
-        if self._anywhere and "charge" not in self.keys:
-            statements(texts, {}, name=f"{self.path}: '{{}}'")  # warns of charges in texts
+        self._texts = texts
 
     def _opened(self) -> np.lib.npyio.NpzFile:
         try:
@@ -318,6 +325,14 @@ class NpzReader(ArrayReader):
                 first = {key: a if a.ndim == 1 else np.ravel(a[:1]) for key, a in parts.items() if a.shape in shapes}
                 total = np.ravel(arrays["charge"][1])[:1].tolist() if "charge" in arrays else []
                 warn_of_sums({k: values for k, values in first.items() if values.size}, f"{self.path}: ", *total)
+            if self._anywhere and "charge" not in arrays:
+                unread = [name for name in content.files if name not in self.keys.values()]
+                info, of_atoms = of_first_frame(unread, content.__getitem__, *arrays["pos"][1].shape[:2])
+                numbers = arrays["z"][1]
+                statements(
+                    {**self._texts, **info}, of_atoms, "cell" in arrays, "'{}'", ("spin",) * ("spin" in arrays),
+                    numbers[0] if numbers.ndim == 2 else numbers, f"{self.path}: ",
+                )  # fmt: skip
         yield from self._frames_of(self.path, arrays)
 
 
