@@ -70,6 +70,8 @@ def test_bad_arguments_are_named(simulation):
         attach(lmp, potential, ["H", "C"])
     with pytest.raises(BadConfig, match="'Hx' is not an element"):
         attach(lmp, potential, ["Hx", "C", "O"])
+    with pytest.raises(BadConfig, match="elements: 1 is not an element; write symbols"):
+        attach(lmp, potential, [1, 6, 8])
     with pytest.raises(UnknownElement, match="entry 3 is N"):
         attach(lmp, potential, ["H", "C", "N"])
     with pytest.raises(UntrainedCharge, match="the total charge 1"):
@@ -82,6 +84,23 @@ def test_bad_arguments_are_named(simulation):
     empty.close()
     with pytest.raises(LammpsError, match="LAMMPS does not start: Failed to initialize"):
         open_lammps(["-no_such_option", "-log", "none", "-screen", "none"])
+
+
+def test_a_second_model_is_refused(simulation):
+    lmp, potential = simulation(), make()
+    attach(lmp, potential, TYPES)
+    lmp.command("run 0")
+    energy = lmp.get_thermo("pe")
+    for name in ("torchmdnet2", "other"):
+        with pytest.raises(LammpsError, match=r"attached already, as fix torchmdnet2: .* unfix torchmdnet2 first"):
+            attach(lmp, potential, TYPES, fix=name)
+    lmp.command("unfix torchmdnet2")
+    attach(lmp, potential, TYPES)
+    lmp.command("run 0")
+    assert lmp.get_thermo("pe") == pytest.approx(energy) != 0
+    lmp.commands_list(["unfix torchmdnet2", "fix move all nve"])
+    with pytest.raises(LammpsError, match="fix: the simulation has a fix move already: give another name"):
+        attach(lmp, potential, TYPES, fix="move")
 
 
 def test_compositions_without_a_reference_energy_are_warned_of(simulation):
@@ -122,6 +141,20 @@ def test_odd_numbers_of_electrons_are_refused_by_models_of_closed_shells(simulat
     lmp = simulation()
     attached = attach(lmp, potential, TYPES, charge=wrong, allow_untrained_charge=True)
     with pytest.warns(UntrainedChargeWarning, match="an odd number of electrons"):
+        lmp.command("run 0")
+    assert attached.calls == 1
+
+
+@pytest.mark.parametrize("command", ["delete_atoms group one", "set group one type 2"])
+def test_atoms_that_change_between_runs_are_looked_at_again(simulation, command):
+    """A model of closed shells refuses what has become a radical."""
+    atoms = scattered(12, BOX, True, 0)
+    first = int(np.flatnonzero(atoms.numbers == 1)[0]) + 1
+    charge = float(atoms.numbers.sum() % 2)
+    lmp = simulation()
+    attached = attach(lmp, make(total_charges=[0, 1], closed_shell=True), TYPES, charge=charge)
+    lmp.commands_list([f"group one id {first}", "run 0", command])
+    with pytest.raises(Exception, match="an odd number of electrons"):
         lmp.command("run 0")
     assert attached.calls == 1
 
@@ -202,12 +235,12 @@ def test_charges_of_the_atoms_that_do_not_sum_to_the_charge_are_refused(simulati
     lmp.commands_list(["fix q all property/atom q", "set atom 3 charge -1.5", "set atom 4 charge -0.5"])
     attached = attach(lmp, make(), TYPES)
     with pytest.raises(BadConfig, match=r"atoms sum to -2, and the total charge given is 0: give --charge -2"):
-        attached._check_charges(12)
+        attached._check_atoms(12)
     attached.domain.charge = -2.0
-    attached._check_charges(12)
+    attached._check_atoms(12)
     lmp.command("set group all charge 0")
     attached.domain.charge = 1.0
-    attached._check_charges(12)
+    attached._check_atoms(12)
 
 
 def test_lost_atoms_are_an_error_of_lammps(simulation):

@@ -54,6 +54,10 @@ _SKIN = 2.0
 """Å, LAMMPS's default `neighbor` distance in these units; the library interface does not return another."""
 
 
+_REACH = "_cutoff"
+"""End of the name of the compute that belongs to the fix of a model."""
+
+
 class LammpsError(RuntimeError):
     """LAMMPS stopped, or does not support what the script or the options request."""
 
@@ -95,18 +99,19 @@ def attach(
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
-        LammpsError: there is no box, or its units are neither metal nor real. Other settings that do not fit end the
-            first run.
+        LammpsError: there is no box, its units are neither metal nor real, a model is attached already, or there is
+            another fix of this name. Other settings that do not fit end the first run.
         ValueError: a part of the model needs the whole structure.
         UnknownElement, BadConfig: the model does not know an element, or elements and atom types differ in number.
         UntrainedCharge: the model does not know the charge. If the model is for closed shells, an odd number of
-            electrons ends the first run instead.
+            electrons ends a run instead.
     """
     if not lmp.extract_setting("box_exist"):
         raise LammpsError("attach needs a simulation box: call it after read_data, read_restart or create_box")
     units = lmp.extract_global("units")
     if units not in _UNITS:
         raise LammpsError(f"the simulation has units {units}, but the model supports metal and real only")
+    _require_free(lmp, fix)
     types = lmp.extract_setting("ntypes")
     if len(elements) != types:
         raise BadConfig(
@@ -120,11 +125,23 @@ def attach(
     attached = Attached(lmp, domain, numbers, _UNITS[units], fix)
     if _is_active(lmp, "pair_style", "none"):
         lmp.commands_list(_ghost_commands(domain.cutoff, potential.device.type == "cuda"))
+    if lmp.has_id("compute", fix + _REACH):  # of a model whose fix was removed
+        lmp.command(f"uncompute {fix}{_REACH}")
     # this compute is never evaluated; it makes LAMMPS stop with an error if its ghosts do not reach far enough
-    lmp.command(f"compute {fix}_cutoff all rdf 1 cutoff {domain.cutoff:.17g}")
+    lmp.command(f"compute {fix}{_REACH} all rdf 1 cutoff {domain.cutoff:.17g}")
     lmp.commands_list([f"fix {fix} all external pf/callback 1 1", f"fix_modify {fix} energy yes virial yes"])
     lmp.set_fix_external_callback(fix, attached)
     return attached
+
+
+def _require_free(lmp: lammps.lammps, fix: str) -> None:
+    """Raise LammpsError for a second model, whose forces LAMMPS would add, and for a name that is taken."""
+    fixes, computes = lmp.available_ids("fix"), lmp.available_ids("compute")
+    for name in fixes:
+        if name + _REACH in computes:
+            raise LammpsError(f"a model is attached already, as fix {name}: for another one, unfix {name} first")
+    if fix in fixes:
+        raise LammpsError(f"fix: the simulation has a fix {fix} already: give another name")
 
 
 def _ghost_commands(cutoff: float, on_gpu: bool) -> list[str]:
@@ -197,6 +214,7 @@ class Attached:
         self._group = gpu_group(self._comm, domain.potential.device)
         self._exchange: MpiExchange | None = None
         self._watch = Watch()
+        self._known: np.ndarray | None = None  # what `_check_atoms` has seen
 
     def report(self) -> str:
         """Describe how the model runs."""
@@ -272,8 +290,7 @@ class Attached:
         lmp = self._lmp
         if self._exchange is None:
             self._check_masses()
-            self._check_charges(n)
-            self._check_electrons(n)
+        self._check_atoms(n)
         self._check_settings()
         types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
         ids = lmp.numpy.extract_atom("id", nelem=total).reshape(-1)[:total].astype(np.int64)
@@ -306,38 +323,48 @@ class Attached:
                     stacklevel=2,
                 )
 
-    def _check_charges(self, n: int) -> None:
-        """Refuse a total charge that differs from the sum of the charges of LAMMPS's atoms, if they have charges."""
-        own = self._lmp.numpy.extract_atom("q", nelem=n) if self._lmp.extract_setting("q_flag") else None
+    def _check_atoms(self, n: int) -> None:
+        """Look at the charges and the composition of all processes together, if they are new."""
+        lmp = self._lmp
+        types = lmp.numpy.extract_atom("type", nelem=n).reshape(-1)[:n]
+        own = lmp.numpy.extract_atom("q", nelem=n) if lmp.extract_setting("q_flag") else None
         charges: np.ndarray = np.zeros(0) if own is None else np.asarray(own).reshape(-1)[:n]
-        largest = self._comm.allreduce(float(np.abs(charges).max(initial=0.0)), MPI.MAX)
-        total = self._comm.allreduce(float(charges.sum()))
-        if largest and abs(total - self.domain.charge) > 0.01:
+        counts = np.bincount(self._numbers[types], minlength=128)
+        found = self._comm.allreduce(np.array([*counts, charges.sum(), np.abs(charges).sum()]))
+        lost = found[:-2].sum() < lmp.get_natoms()  # of which LAMMPS tells
+        if lost or (self._known is not None and np.array_equal(found, self._known)):
+            return
+        self._known = found
+        if found[-1]:
+            self._check_charges(found[-2])
+        self._check_composition(found[:-2].astype(np.int64))
+
+    def _check_charges(self, total: float) -> None:
+        """Refuse a total charge that differs from the sum of the charges of LAMMPS's atoms."""
+        if abs(total - self.domain.charge) > 0.01:
             raise BadConfig(
                 f"the charges of LAMMPS's atoms sum to {total:.6g}, and the total charge given is "
                 f"{self.domain.charge:g}: give --charge {round(total)} (charge={round(total)} for attach), or, if they "
                 "mean something else, set group all charge 0"
             )
 
-    def _check_electrons(self, n: int) -> None:
-        """Refuse an odd number of electrons of all processes together, if the model is for closed shells.
+    def _check_composition(self, counts: np.ndarray) -> None:
+        """Refuse an odd number of electrons, if the model is for closed shells.
 
         Warn of compositions whose reference energy is not determined.
+
+        Args:
+            counts: number of atoms of each atomic number.
         """
         d = self.domain
         determined = d.potential.determined
-        if not d.potential.closed_shell and determined is None:
-            return
-        types = self._lmp.numpy.extract_atom("type", nelem=n).reshape(-1)[:n]
-        counts = self._comm.allreduce(np.bincount(self._numbers[types], minlength=128))
         if determined is not None and not self._comm.rank:
             determined.warn_of(counts[None].copy(), np.arange(len(counts)), d.potential.atom_filter)
-        if not d.potential.closed_shell:
-            return
-        protons = torch.tensor([float(counts @ np.arange(len(counts)))], dtype=torch.float64)
-        charge = torch.tensor([d.charge], dtype=torch.float64)
-        nobody = System(z=torch.zeros(0, dtype=torch.long), pos=torch.zeros(0, 3), charge=charge)
-        refuse_odd_electrons(nobody, d.potential.allow_untrained_charge, protons)
+        if d.potential.closed_shell:
+            protons = torch.tensor([float(counts @ np.arange(len(counts)))], dtype=torch.float64)
+            charge = torch.tensor([d.charge], dtype=torch.float64)
+            nobody = System(z=torch.zeros(0, dtype=torch.long), pos=torch.zeros(0, 3), charge=charge)
+            refuse_odd_electrons(nobody, d.potential.allow_untrained_charge, protons)
 
     def _fail(self, error: BaseException) -> None:
         """End all processes; on a single one, end the run with an error of LAMMPS."""

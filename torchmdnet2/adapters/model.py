@@ -20,11 +20,11 @@ __all__ = ["ModelSource", "atomic_numbers", "device_of", "dtype_name", "dtype_of
 
 
 def atomic_numbers(symbols: Iterable[str]) -> list[int]:
-    """Return the atomic numbers of symbols; BadConfig names an unknown symbol."""
-    found = [symbol.strip() for symbol in symbols]
+    """Return the atomic numbers of symbols; BadConfig names what is no symbol."""
+    found = [symbol.strip() if isinstance(symbol, str) else symbol for symbol in symbols]
     for symbol in found:
         if symbol not in SYMBOLS[1:]:
-            raise BadConfig(f"elements: '{symbol}' is not an element; write symbols, as in H,C,O")
+            raise BadConfig(f"elements: {symbol!r} is not an element; write symbols, as in H,C,O")
     return [SYMBOLS.index(symbol) for symbol in found]
 
 
