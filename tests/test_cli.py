@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.data.labels import KEY_OPTIONS, missing_key
+from torchmdnet2.errors import MissingBackend, needs_extra
 
 CONFIG = {
     "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0},
@@ -182,9 +184,32 @@ def test_info_says_what_is_missing(monkeypatch, tmp_path):
     from torchmdnet2 import diagnostics
 
     lines = ["torch>=2", 'h5py>=3; extra == "hdf5"', "a-b>=1; extra == 'x-y'", 'c; extra == "x-y"', 'd; extra == "dev"']
-    monkeypatch.setattr(diagnostics, "requires", lambda _name: lines)
-    monkeypatch.setattr(diagnostics, "_installed", lambda name: "1.0" if name in ("h5py", "c") else "not installed")
-    assert diagnostics.extras() == {"hdf5": "installed", "x-y": "not installed: a-b"}
+    lines += ['e>=0.10; extra == "old"', "f>=2; python_version >= '9.5' and extra == \"new\""]
+    present = {"h5py": "3.16.0", "c": "1.0", "e": "0.9.dev1"}
+
+    def version(name):
+        if name not in present:
+            raise PackageNotFoundError(name)
+        return present[name]
+
+    monkeypatch.setattr("importlib.metadata.requires", lambda _name: lines)
+    monkeypatch.setattr("importlib.metadata.version", version)
+    here = ".".join(map(str, sys.version_info[:2]))
+    assert diagnostics.extras() == {
+        "hdf5": "installed",
+        "x-y": "not installed: a-b",
+        "old": "e 0.9.dev1 is installed, and 0.10 or later is needed",
+        "new": f"f 2 or later needs Python 9.5 or later, and this is Python {here}",
+    }
+    with pytest.raises(MissingBackend, match=r"e 0\.9.* 0\.10 or later is needed: pip install 'torchmdnet2\[old\]'"):
+        with needs_extra("old", "e"):
+            pass
+    for present["f"] in ("1.9", ""):  # with and without the package
+        with pytest.raises(MissingBackend, match=r"Python 9\.5 .*: with such a Python, pip install '.*\[new\]'"):
+            with needs_extra("new", "f"):
+                raise ModuleNotFoundError("no", name="f")
+    with needs_extra("old"), needs_extra("x-y", "a-b"):  # other packages; one without metadata
+        pass
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "built without CUDA" in diagnostics.surroundings()["gpu"]
     monkeypatch.setattr(torch.version, "cuda", "12.8")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, requires, version
+from collections.abc import Mapping
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from .errors import MISSING, unmet
 
 __all__ = ["surroundings"]
 
@@ -63,9 +66,9 @@ def surroundings() -> dict[str, Any]:
 
 def _installed(name: str) -> str:
     try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return MISSING
 
 
 def _gpu() -> str:
@@ -90,22 +93,19 @@ def _gpu() -> str:
 
 
 def extras() -> dict[str, str]:
-    """Extra -> "installed", or its missing packages; empty if this package is not installed by pip."""
+    """Extra -> "installed", or what is missing or too old; empty if this package is not installed by pip."""
     try:
-        required = requires("torchmdnet2") or []
-    except PackageNotFoundError:
+        required = metadata.requires("torchmdnet2") or []
+    except metadata.PackageNotFoundError:
         return {}
-    lacking: dict[str, list[str]] = {}
-    for line in required:
-        package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)", line)
-        if not package or not extra or extra[1] in _FOR_DEVELOPERS:
-            continue
-        missing = lacking.setdefault(extra[1], [])
-        if _installed(package[0]) == "not installed":
-            missing.append(package[0])
-    return {
-        name: f"not installed: {', '.join(missing)}" if missing else "installed" for name, missing in lacking.items()
-    }
+    names = dict.fromkeys(re.findall(r"extra == ['\"]([\w-]+)", "\n".join(required)))
+    return {name: _words(unmet(name)) for name in names if name not in _FOR_DEVELOPERS}
+
+
+def _words(lacking: Mapping[str, str]) -> str:
+    missing = [name for name, why in lacking.items() if why == MISSING]
+    words = [f"{MISSING}: {', '.join(missing)}"] if missing else []
+    return "; ".join(words + [f"{name} {why}" for name, why in lacking.items() if why != MISSING]) or "installed"
 
 
 def _numba_cache() -> Path:

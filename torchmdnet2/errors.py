@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 __all__ = [
+    "MISSING",
     "BadCheckpoint",
     "BadConfig",
     "BadData",
@@ -18,6 +21,7 @@ __all__ = [
     "UntrainedCharge",
     "UntrainedChargeWarning",
     "needs_extra",
+    "unmet",
 ]
 
 
@@ -75,22 +79,77 @@ class StructureWarning(UserWarning):
 
 
 class MissingBackend(ImportError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed, and not installed or too old."""
 
 
-@contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
-    """A context for imports of packages that an extra of this package installs.
+MISSING = "not installed"
+
+
+def unmet(extra: str) -> dict[str, str]:
+    """Requirements of an extra that are not met here.
 
     Args:
         extra: its name.
 
+    Returns:
+        Package -> reason; empty if this package is not installed by pip. The reason is "not installed", or names the
+        least version or the Python that the package needs.
+    """
+    from importlib import metadata
+
+    def numbers(text: str) -> list[int]:
+        return [int(n) for n in re.match(r"[\d.]*", text)[0].split(".") if n]  # type: ignore[index]
+
+    try:
+        required = metadata.requires("torchmdnet2") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in required:
+        wanted = re.match(r"([\w.-]+)(?:>=([\d.]+))?", line)
+        if not wanted or not re.search(rf"extra == ['\"]{extra}['\"]", line):
+            continue
+        package, least = wanted[1], wanted[2] or ""
+        try:
+            present = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            present = ""
+        if present and numbers(present) >= numbers(least):
+            continue
+        python = re.search(r"python_version >= ['\"]([\d.]+)", line)
+        if python and list(sys.version_info[:2]) < numbers(python[1]):
+            here = ".".join(map(str, sys.version_info[:2]))
+            found[package] = f"{least} or later needs Python {python[1]} or later, and this is Python {here}"
+        else:
+            found[package] = f"{present} is installed, and {least} or later is needed" if present else MISSING
+    return found
+
+
+@contextmanager
+def needs_extra(extra: str, *packages: str) -> Iterator[None]:
+    """A context for imports of packages that an extra of this package installs.
+
+    Args:
+        extra: its name.
+        packages: those whose older versions would fail later, with errors that do not name the reason.
+
     Raises:
-        MissingBackend: one of them is not installed; names it and the remedy.
+        MissingBackend: one of them is not installed, or too old; names it and the remedy.
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        raise MissingBackend(
-            f"the package {str(error.name).partition('.')[0]} is not installed: pip install 'torchmdnet2[{extra}]'"
-        ) from error
+    except ImportError as error:
+        _refuse_old(extra, packages)
+        if not isinstance(error, ModuleNotFoundError):
+            raise
+        name = str(error.name).partition(".")[0]
+        raise MissingBackend(f"the package {name} is not installed: pip install 'torchmdnet2[{extra}]'") from error
+    _refuse_old(extra, packages)
+
+
+def _refuse_old(extra: str, packages: Sequence[str]) -> None:
+    """Raise MissingBackend for the first of the packages that is too old, or that this Python is too old for."""
+    for name, why in unmet(extra).items() if packages else ():
+        if name in packages and why != MISSING:
+            there = "with such a Python, " if " Python " in why else ""
+            raise MissingBackend(f"{name} {why}: {there}pip install 'torchmdnet2[{extra}]'")

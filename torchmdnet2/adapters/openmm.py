@@ -24,7 +24,7 @@ from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .isolated import made_whole
 from .model import ModelSource, dtype_name, open_model
 
-with needs_extra("openmm"):
+with needs_extra("openmm", "openmm"):
     import openmm
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-with needs_extra("openmm"):
+with needs_extra("openmm", "openmm", "openmmml"):
     from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
 
 if TYPE_CHECKING:

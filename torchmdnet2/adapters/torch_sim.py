@@ -19,7 +19,7 @@ from ..system import System
 from .isolated import isolate
 from .model import open_model
 
-with needs_extra("torch-sim"):
+with needs_extra("torch-sim", "torch-sim-atomistic"):
     from torch_sim.models.interface import ModelInterface
 
 if TYPE_CHECKING:
