@@ -270,6 +270,34 @@ class System:
             first += s.num_systems
         return cls(batch=torch.cat(batches), **joined)
 
+    def select(self, chosen: Tensor) -> System:
+        """Some of the structures, in order.
+
+        Args:
+            chosen: [B] bool.
+        """
+        atoms = chosen[self.batch].nonzero()[:, 0]
+        structures = chosen.nonzero()[:, 0]
+        number = chosen.long().cumsum(0) - 1
+        each = (value[structures] for value in (self.cell, self.pbc, self.charge, self.spin))
+        return System(self.z[atoms], self.pos[atoms], number[self.batch[atoms]], *each)
+
+    def split(self) -> list[System]:
+        """Each structure as a batch of one; tensors share their memory.
+
+        The batch must ascend: atoms of a structure lie together.
+        """
+        counts = self.atom_counts.tolist()
+        zeros, found = torch.zeros_like(self.batch), []
+        for k, (z, pos, batch) in enumerate(
+            zip(self.z.split(counts), self.pos.split(counts), zeros.split(counts), strict=True)
+        ):
+            one = copy.copy(self)
+            each = {name: getattr(self, name)[k : k + 1] for name in ("cell", "pbc", "charge", "spin")}
+            vars(one).update(z=z, pos=pos, batch=batch, **each)
+            found.append(one)
+        return found
+
     # --- checks --------------------------------------------------------------------------------------------------
 
     def validate(self) -> System:

@@ -237,6 +237,27 @@ def test_bound_step_repeats_after_an_overflow(tight):
     assert bound.forces.isnan().any()
 
 
+def test_bound_step_holds_another_system():
+    bound = Evaluator(POTENTIAL).bind(atoms(5, 6))
+    forces = bound.forces
+    other = atoms(5, 7, edge=4.0, charge=0)
+    bound.load(other)
+    bound.replay()
+    assert bound.check() and bound.forces is forces
+    assert_same(bound, reference(POTENTIAL, other))
+    unknown = other.replace(z=other.z.clone().fill_(7))
+    with pytest.raises(UnknownElement):
+        bound.load(unknown)
+    bound.load(other)
+    bound.replay()
+    assert_same(bound, reference(POTENTIAL, other))
+    bad = other.replace(pos=other.pos.clone().index_fill_(0, torch.tensor([3]), float("nan")))
+    bound.load(bad)
+    bound.replay()
+    with pytest.raises(ValueError, match="atom 3"):
+        bound.check()
+
+
 def test_evaluator_grows_when_atoms_come_together(tight):
     evaluator = Evaluator(POTENTIAL)
     system = atoms(5, 6, 60.0)

@@ -37,9 +37,10 @@ from torchmdnet2.errors import BadConfig, BadData, StructureWarning, Undetermine
 from torchmdnet2.evaluator import Evaluator
 from torchmdnet2.streams import batches, pipeline, run
 from torchmdnet2.streams.batches import BatchOptions
+from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
-from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _bonds_changed
+from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions, _bonds_changed
 from torchmdnet2.streams.run import _Source
 from torchmdnet2.streams.scoring import Scorer
 
@@ -96,8 +97,8 @@ def test_optimizer_finds_the_minimum_of_wells_and_never_goes_up():
     curvature = torch.logspace(0, 3, 48, dtype=torch.float64).view(16, 3)
     wells = torch.randn(16, 3).double() * 2
     pos, optimizer = wells + torch.randn(16, 3).double(), BatchedLBFGS(torch.device("cpu"))
-    radii = torch.tensor([0.0] * 4 + [0.7] * 11 + [0.0])  # with springs, without, and in part
-    optimizer.take(batch, torch.tensor([-1, -1, -1]), pos, radii)
+    radii = np.array([0.0] * 4 + [0.7] * 11 + [0.0])  # with springs, without, and in part
+    optimizer.take(np.array([4, 7, 5]), np.full(3, -1), pos, radii)
     last = torch.full((3,), torch.inf)
     for _ in range(1000):  # 70 to 850 are needed, by the rounding of the sums
         x = pos - wells

@@ -11,7 +11,7 @@ from torch import float64, nn
 
 __all__ = [
     "Float64Buffers", "ProcessLock", "device_of", "dtype_name", "dtype_of", "expect_forks", "refuse_forked_gpu",
-    "usable_threads",
+    "usable_cores", "usable_threads",
 ]  # fmt: skip
 
 
@@ -99,6 +99,13 @@ def _in_child() -> None:
     global _forked
     _forked = True
     torch.set_num_threads(1)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def usable_threads(wanted: int) -> int:

@@ -295,11 +295,11 @@ class _StepBackend(Backend):
         self._require_usable(system)
         with torch.no_grad():
             # what is kept for this size is handed over, so that there are not two sets of buffers
-            graphed, _ = self._take_kept(system, stress) or self._new_step(system, stress)
+            graphed, inputs = self._take_kept(system, stress) or self._new_step(system, stress)
             if self.task.graphs:
                 graphed.capture()
             self._run(graphed, system)
-            return self._bound.FusedBoundStep(graphed, self.task.model, system)
+            return self._bound.FusedBoundStep(graphed, inputs, self.task.model, system)
 
     def timings(self, system: System, stress: bool) -> list[Timing]:
         self._require_usable(system)

@@ -442,8 +442,12 @@ class StaticInputs:
         self._seen: dict[str, tuple[Tensor, int]] = {}
         self._held: list[Tensor] | None = None
 
-    def load(self, system: System) -> None:
+    def load(self, system: System, check: bool = True) -> None:
         """Copy changed inputs. It does not wait for the device unless the composition changes.
+
+        Args:
+            system: the system.
+            check: refuse what the Potential refuses; False if that was done.
 
         Raises:
             UnsortedBatch: the batch is not ascending.
@@ -451,7 +455,7 @@ class StaticInputs:
         """
         if not all(self._is_seen(system, name) for name in _COMPOSITION):
             if not self._holds(system):
-                self._load_composition(system)
+                self._load_composition(system, check)
             for name in _COMPOSITION:
                 self._see(system, name)
         if not self._is_seen(system, "cell"):
@@ -459,10 +463,11 @@ class StaticInputs:
             self._see(system, "cell")
         self.step.pos.copy_(system.pos)
 
-    def _load_composition(self, system: System) -> None:
+    def _load_composition(self, system: System, check: bool) -> None:
         self._seen.clear()
         self._held = None
-        self.model.potential.check(system)
+        if check:
+            self.model.potential.check(system)
         require_sorted(system)
         self.model.load(self.step, system)
         self._held = [getattr(system, name).clone() for name in _COMPOSITION]
@@ -497,12 +502,12 @@ class FusedBoundStep(BoundStep):
     """A bound step over static buffers.
 
     Args:
-        graphed: a step with loaded inputs that nothing else uses.
+        graphed: a step that nothing else uses; inputs: of it, with the system.
         potential, system: for error messages.
     """
 
-    def __init__(self, graphed: GraphedStep, potential: Potential, system: System):
-        self._graphed, self._potential, self._system = graphed, potential, system
+    def __init__(self, graphed: GraphedStep, inputs: StaticInputs, potential: Potential, system: System):
+        self._graphed, self._inputs, self._potential, self._system = graphed, inputs, potential, system
         step = graphed.step
         self.pos, self.cell = step.pos, step.cell
         out = step.out
@@ -514,6 +519,21 @@ class FusedBoundStep(BoundStep):
     def capacity(self) -> int:
         """Number of directed edges that fit."""
         return self._graphed.step.capacity
+
+    def load(self, system: System, check: bool = True) -> None:
+        """Hold another batch of as many atoms and structures, whose results the next replay gives.
+
+        Args:
+            system: on the same device, of the same type; copied.
+            check: refuse what the Potential refuses; False if that was done.
+
+        Raises:
+            ValueError, UnknownElement: as the Potential.
+            UnsortedBatch: the batch does not ascend.
+        """
+        with torch.no_grad():
+            self._inputs.load(system, check)
+        self._system = system
 
     def replay(self) -> None:
         self._graphed.run()

@@ -16,8 +16,8 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from ..core.devices import ProcessLock
-from .notice import announce, usable_cores
+from ..core.devices import ProcessLock, usable_cores
+from . import announce
 
 __all__ = ["compile_side_by_side"]
 

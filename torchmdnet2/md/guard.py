@@ -198,15 +198,21 @@ class _Pairs(NamedTuple):
 def _pairs(system: System) -> _Pairs:
     """All pairs, periodic images included, within the sum of their covalent radii, both (i, j) and (j, i)."""
     radii = torch.as_tensor(covalent_radii, dtype=torch.float64, device=system.device)[system.z]
-    num, n = system.num_systems, system.num_atoms // system.num_systems
-    every = torch.arange(num, device=system.device).repeat_interleave(n)
-    if num * n * n <= _DENSE and not bool(system.pbc.any()) and torch.equal(system.batch, every):
-        pos, radii = system.pos.view(num, n, 3), radii.view(num, n)
+    num, batch, counts = system.num_systems, system.batch, system.atom_counts
+    n = int(counts.max())
+    if num * n * n <= _DENSE and not bool(system.pbc.any()) and bool((batch[1:] >= batch[:-1]).all()):
+        atoms = torch.arange(len(batch), device=system.device)
+        place = batch * n + atoms - (counts.cumsum(0) - counts)[batch]
+        pos, radii, atom = (
+            value.new_zeros(num * n, *value.shape[1:]).index_copy_(0, place, value).view(num, n, *value.shape[1:])
+            for value in (system.pos, radii, atoms)
+        )
         distance = torch.cdist(pos, pos, compute_mode="donot_use_mm_for_euclid_dist")
-        ratio = distance / (radii[:, :, None] + radii[:, None])
+        there = (radii[:, :, None] > 0) & (radii[:, None] > 0)
+        ratio = torch.where(there, distance / (radii[:, :, None] + radii[:, None]), math.inf)
         ratio.diagonal(dim1=1, dim2=2).fill_(math.inf)
         b, i, j = (ratio < 1).nonzero(as_tuple=True)
-        return _Pairs(ratio[b, i, j], b * n + i, b * n + j, distance[b, i, j])
+        return _Pairs(ratio[b, i, j], atom[b, i], atom[b, j], distance[b, i, j])
     edges = neighbor_list(system, 2 * float(radii.max()))
     distance = edges.distances(system).detach()
     i, j = edges.edge_index

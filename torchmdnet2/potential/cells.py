@@ -90,12 +90,7 @@ def divided(system: System) -> list[Portion]:
     for kind in (False, True):
         chosen = periodic == kind
         structures, atoms = chosen.nonzero()[:, 0], chosen[system.batch].nonzero()[:, 0]
-        number = chosen.long().cumsum(0) - 1
-        part = System(
-            system.z[atoms], system.pos[atoms], number[system.batch[atoms]],
-            *(value[structures] for value in (system.cell, system.pbc, system.charge, system.spin)),
-        )  # fmt: skip
-        found.append(Portion(part, {True: atoms, False: structures}, kind))
+        found.append(Portion(system.select(chosen), {True: atoms, False: structures}, kind))
     return found
 
 

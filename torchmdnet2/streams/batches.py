@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = [
-    "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "in_parts", "novelty_of", "opened",
-    "parts", "reason", "refusals",
+    "OPENED", "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "in_parts", "novelty_of",
+    "opened", "parts", "reason", "refusals",
 ]  # fmt: skip
 
+_FEWEST = 12  # atoms per structure in a full batch
 _APART = 50.0  # Å between isolated atoms
 _FULL = 1024  # atoms; a step with fewer atoms is not faster
 _TOGETHER = 128  # number of structures that are checked at once
+OPENED = 16  # the same, while a GPU computes
 _MOST = {"cpu": 2048, "cuda": 8192}  # number of atoms whose features plain PyTorch computes at once
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -124,13 +126,22 @@ class Room:
         largest: number of atoms of the largest structure that must fit.
         atoms: number of atoms in a batch; None chooses it for the device.
         padded: fill free places of batches; None does so on a GPU.
+        mean: number of atoms per structure that is expected. A batch holds fewer structures if they are large.
     """
 
-    def __init__(self, potential: Potential, largest: int, atoms: int | None = None, padded: bool | None = None):
+    def __init__(
+        self,
+        potential: Potential,
+        largest: int,
+        atoms: int | None = None,
+        padded: bool | None = None,
+        mean: float = 0.0,
+    ):
         on_gpu = potential.device.type != "cpu"
         self.device = potential.device
         self.atoms = max(atoms or (16384 if on_gpu else 768), largest + 1)
-        self.structures = _most_structures(self.atoms)
+        self.each = max(_FEWEST, int(0.8 * mean))  # fewest atoms per structure in a full batch
+        self.structures = max(2, self.atoms // self.each)
         self._filler = _filler(potential) if (on_gpu if padded is None else padded) else None
 
     @property
@@ -144,7 +155,7 @@ class Room:
         if self._filler is None or self.atoms < 4 * _FULL:
             return None
         quarter = copy(self)
-        quarter.atoms, quarter.structures = self.atoms // 4, _most_structures(self.atoms // 4)
+        quarter.atoms, quarter.structures = self.atoms // 4, max(2, self.atoms // 4 // self.each)
         return quarter
 
     def smallest(self, atoms: int, structures: int) -> Room:
@@ -173,11 +184,6 @@ class Room:
             pbc=torch.zeros(slots, 3, dtype=torch.bool, device=device),
         )
         return System.concatenate([system, rest])
-
-
-def _most_structures(atoms: int) -> int:
-    """Return the number of structures in a batch of so many atoms."""
-    return max(2, atoms // 12)
 
 
 def _filler(potential: Potential) -> int | None:
@@ -250,6 +256,19 @@ class Task:
     found: Atoms | None = None
     error: str = ""
 
+    @cached_property
+    def size(self) -> int:
+        """Number of atoms."""
+        return len(self.start)
+
+    @cached_property
+    def mobile(self) -> NDArray:
+        """0.0 for atoms that the structure fixes and 1.0 for others, [N]."""
+        mobile = np.ones(self.size)
+        for constraint in self.start.constraints:
+            mobile[constraint.get_indices()] = 0.0
+        return mobile
+
 
 _Options = TypeVar("_Options", bound=BatchOptions)
 
@@ -287,49 +306,41 @@ class Worker(ABC, Generic[_Options]):
         """The calibrated potentials if the novelty is requested, else none."""
         return rated(self.members if self.options.novelty else [])
 
-    def room(self, largest: int, most: int | None = None) -> Room:
+    def room(self, largest: int, most: int | None = None, mean: float = 0.0) -> Room:
         """Return the size of the last block's batches, or one in which a structure of so many atoms fits.
 
-        A new size is for `most` atoms by default.
+        A new size is for `most` atoms by default, and for structures of `mean` atoms.
         """
-        if self._room is None or self._room.atoms <= largest:
-            self._room = Room(self.potential, largest, self.options.atoms or most, self.options.padded)
-        return self._room
+        room = self._room
+        if room is None or room.atoms <= largest or room.each > 2 * max(_FEWEST, mean):
+            self._room = room = Room(self.potential, largest, self.options.atoms or most, self.options.padded, mean)
+        return room
 
 
 class TaskWorker(Worker[_Options]):
     """Computes structures that change, one by one or several together."""
 
     @abstractmethod
-    def compute(self, tasks: Sequence[Task]) -> None:
-        """Set the result or the error of each task."""
+    def compute(self, tasks: Iterator[Task], sizes: Sequence[int]) -> None:
+        """Set the result or the error of each task.
+
+        Args:
+            tasks: the tasks, which are checked when they are asked for.
+            sizes: numbers of atoms of all structures, also of those that the checks refuse.
+        """
 
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
         outcomes = [Outcome(record, errors=[record.error] if record.error else []) for record in records]
-        tasks: list[tuple[Outcome, Task]] = []
         starts = [(outcome, atoms) for outcome in outcomes for atoms in outcome.record.starts]
-        found = opened([atoms for _, atoms in starts], System.from_ase)
-
-        def check(part: Sequence[System]) -> list[str]:
-            joined = System.concatenate(part).to(self.potential.device)
-            self.check(joined)
-            return close_atoms(joined)
-
-        checked = in_parts(check, [system for system in found if isinstance(system, System)])
-        rest = iter(checked)
-        for (outcome, atoms), system in zip(starts, found, strict=True):
+        for outcome in outcomes:
             outcome.record.starts = []
-            near = system if isinstance(system, Exception) else next(rest)
-            if isinstance(near, Exception):
-                outcome.errors.append(reason(near))
-            elif isinstance(system, System):
-                tasks.append((outcome, Task(atoms, system, near)))
-        if tasks:
-            self.compute([task for _, task in tasks])
-        ended = [(task.system, task.found) for _, task in tasks if task.found is not None]
-        novelty = novelty_of(self.rated, ended, [system.num_atoms for system, _ in ended], _ended)
-        for (_, atoms), score in zip(ended, [] if novelty is None else novelty.tolist(), strict=False):
-            atoms.info["novelty"] = score
+        tasks: list[tuple[Outcome, Task]] = []
+        if starts:
+            self.compute(self._opened(starts, tasks), [len(atoms) for _, atoms in starts])
+        done = [(task.system, task.found) for _, task in tasks if task.found is not None]
+        novelty = novelty_of(self.rated, done, [len(found) for _, found in done], _at_ends)
+        for (_, found), score in zip(done, [] if novelty is None else novelty.tolist(), strict=False):
+            found.info["novelty"] = score
         for outcome, task in tasks:
             if task.found is not None:
                 outcome.structures.append(task.found)
@@ -338,15 +349,43 @@ class TaskWorker(Worker[_Options]):
                 outcome.errors.append(task.error)
         return outcomes
 
+    def _opened(
+        self, starts: Sequence[tuple[Outcome, Atoms]], tasks: list[tuple[Outcome, Task]]
+    ) -> Iterator[Task]:  # fmt: skip
+        """Yield a task for each structure that can be evaluated, which is appended to `tasks`; others are errors."""
 
-def _ended(pairs: Sequence[tuple[System, Atoms]]) -> System:
-    """Return systems with the positions and cells of results, as a batch."""
-    return System.concatenate(
-        [
-            system.replace(pos=torch.from_numpy(atoms.positions), cell=torch.from_numpy(atoms.cell.array)[None])
-            for system, atoms in pairs
-        ]
-    )
+        def opened(part: Sequence[tuple[Outcome, Atoms]]) -> list[Task]:
+            given = [atoms for _, atoms in part]
+            for atoms in given:
+                refuse_start(atoms)
+            joined = System.from_ase(given)
+            for potential in self._on_cpu:
+                potential.check(joined)
+            return [Task(*each) for each in zip(given, joined.split(), close_atoms(joined), strict=True)]
+
+        for first in range(0, len(starts), OPENED):
+            part = starts[first : first + OPENED]
+            ready = []
+            found = in_parts(opened, part)
+            for (outcome, _), task in zip(part, found, strict=True):
+                if isinstance(task, Exception):
+                    outcome.errors.append(reason(task))
+                else:
+                    ready.append((outcome, task))
+            tasks += ready
+            yield from (task for _, task in ready)
+
+    @cached_property
+    def _on_cpu(self) -> list[Potential]:
+        """The potentials on the CPU, whose checks do not wait for what a GPU computes."""
+        return [p if p.device.type == "cpu" else deepcopy(p).to("cpu") for p in self.members]
+
+
+def _at_ends(computed: Sequence[tuple[System, Atoms]]) -> System:
+    """Return given structures as they were found, as one batch."""
+    ends = [(found.positions, found.cell.array) for _, found in computed]
+    pos, cell = (torch.from_numpy(np.concatenate(values)) for values in zip(*ends, strict=True))
+    return System.concatenate([system for system, _ in computed]).replace(pos=pos, cell=cell.view(-1, 3, 3))
 
 
 def _fits_features(most: int, atoms: int, _structures: int) -> bool:

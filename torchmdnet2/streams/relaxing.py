@@ -2,47 +2,44 @@
 
 ASE relaxes cells, one structure after another.
 
-The batch takes steps of L-BFGS, each structure with a separate history and trust radius. A step that raises the energy
-is undone; the history of that structure is cleared and its radius halved. So the energy never rises, and no line search
-is needed, for which structures would have to wait for each other.
+All structures of a batch take a step of the potential and one of L-BFGS (`lbfgs.py`) in turn.
 
-Forces of molecules are scaled by springs between their atoms, which are stiff along bonds and soft along torsions.
-Otherwise forces would be small long before the torsions are at their minimum. The inverse curvature has its compact
-form, a few products of matrices instead of two loops over the history.
-
-Methods: J. Nocedal, Math. Comput. 35, 773 (1980); compact form: R. H. Byrd et al., Math. Program. 63, 129 (1994);
-springs: D. Packwood et al., J. Chem. Phys. 144, 164109 (2016).
-
-Shapes: N atoms, B structures, C chunks of L atoms, M steps of history, n atoms of the largest molecule.
+Shapes: N atoms, B structures, of which the first n and b are not there to fill the batch.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from ase.data import covalent_radii
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..adapters.ase import TorchMDNet2Calculator
-from ..engine.graph import CudaGraph, GraphMemory, NotCapturable
+from ..engine.graph import CudaGraph, NotCapturable
 from ..ensemble import Ensemble
 from ..errors import BadData
 from ..evaluator import Evaluator
 from ..system import System
-from .batches import BatchOptions, Room, Task, TaskWorker, evaluate_each, reason
+from .batches import OPENED, BatchOptions, Room, Task, TaskWorker, evaluate_each, reason
 from .conformers import Ranking
+from .lbfgs import BatchedLBFGS, into
 from .records import FAULTS, Outcome, Record
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["BatchedLBFGS", "CellRelaxer", "RelaxOptions", "Relaxer"]
+    from ..engine.step import FusedBoundStep
+
+__all__ = ["CellRelaxer", "RelaxOptions", "Relaxer"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,8 @@ class RelaxOptions(BatchOptions):
 class Relaxer(TaskWorker[RelaxOptions]):
     """Relaxes blocks of records, structures of all sizes together."""
 
+    _slots: _Slots | None = None
+
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
         outcomes = super().__call__(records)
         for outcome in outcomes:
@@ -70,15 +69,14 @@ class Relaxer(TaskWorker[RelaxOptions]):
                 outcome.structures = self.options.ranking(outcome.structures, outcome.record.molfile)
         return outcomes
 
-    def compute(self, tasks: Sequence[Task]) -> None:
-        waiting = sorted(
-            tasks, key=lambda task: task.system.num_atoms
-        )  # the largest start first, the smallest fill gaps
-        slots = _Slots(self.evaluator, self.room(max(task.system.num_atoms for task in tasks)), self.options)
-        while waiting or slots.tasks:
-            slots.refill(waiting)
-            slots.step()
-        slots.collect()
+    def compute(self, tasks: Iterator[Task], sizes: Sequence[int]) -> None:
+        room = self.room(max(sizes), mean=sum(sizes) / len(sizes))
+        slots = self._slots
+        if slots is None or slots.room is not room:
+            slots = _Slots(self.evaluator, room, self.options)
+        self._slots = None  # after an error it is not used again
+        slots.relax(tasks)
+        self._slots = slots
 
 
 class CellRelaxer(TaskWorker[RelaxOptions]):
@@ -95,7 +93,7 @@ class CellRelaxer(TaskWorker[RelaxOptions]):
             potential, device=potential.device, allow_untrained_charge=potential.allow_untrained_charge
         )
 
-    def compute(self, tasks: Sequence[Task]) -> None:
+    def compute(self, tasks: Iterator[Task], sizes: Sequence[int]) -> None:
         for task in tasks:
             try:
                 task.found = self._relaxed(task.start)
@@ -121,161 +119,368 @@ class CellRelaxer(TaskWorker[RelaxOptions]):
         return _relaxed(start, atoms, forces, energy, optimizer.nsteps, converged)
 
 
+_RENEWED = {"cpu": 0.1, "cuda": 0.15}  # part of the structures that is finished when others take their places
+
+
 class _Slots:
     """The places of a batch, whose structures are relaxed together.
 
-    On a GPU the optimizer's step, about a hundred small kernels, is captured in a CUDA graph for as long as the batch
-    stays the same.
+    On a GPU the host opens the next structures and builds results while the device computes, and it reads the numbers
+    of a step when the next one has been launched. So the device seldom waits.
     """
 
     def __init__(self, evaluator: Evaluator | Ensemble, room: Room, options: RelaxOptions):
         self.evaluator, self.room, self.options = evaluator, room, options
-        self.device = room.device
-        self.tasks: list[Task] = []
-        self.optimizer = BatchedLBFGS(self.device)
-        self._steps, self._gone = np.zeros(0, int), np.zeros(0, bool)
+        self._batches: dict[int, _Batch] = {}  # by number of atoms
+        self._batch = self._of_size(room)  # the one in use
+        self._coming: Iterator[Task] = iter(())
+        self._waiting: list[Task] = []  # by size
+        self._tasks: list[Task] = []
+        self._joined: System  # the same as one batch, on the CPU; only positions do not follow
+        self._gone = np.zeros(0, bool)
         self._failed = False  # a structure failed and must leave, else the whole batch would fail
-        self.pos = torch.zeros(0, 3, dtype=torch.float64, device=self.device)
-        self._sizes: list[int] = []
-        self._memory: GraphMemory | None = None
-        self._ended: list[tuple[Task, Any, Any, float, int, bool]] = []
-        self._now = room  # or a part of it, in which the batch is
+        self._ended: deque[tuple[Task, NDArray, NDArray, NDArray]] = deque()
 
-    def refill(self, waiting: list[Task]) -> None:
+    def relax(self, tasks: Iterator[Task]) -> None:
+        """Set the result or the error of each task."""
+        self._coming = tasks
+        while self._refill():
+            self._step()
+        while self._build():
+            pass
+
+    def _of_size(self, room: Room) -> _Batch:
+        if room.atoms not in self._batches:
+            self._batches[room.atoms] = _Batch(self.evaluator, room, self.options)
+        return self._batches[room.atoms]
+
+    def _refill(self) -> bool:
         """Remove finished structures and add the next ones that fit, the largest first.
 
-        A change of the batch takes as long as several steps. So it waits until a tenth of the structures is finished
+        A change of the batch takes as long as a step or two. So it waits until a part of the structures is finished
         and, if no others wait, until the rest fits into a smaller batch.
+
+        Returns:
+            Whether there are structures.
         """
-        if len(self.tasks) > 10 * self._gone.sum() and not self._failed:
-            return
-        kept = np.flatnonzero(~self._gone).tolist()
-        tasks = [self.tasks[k] for k in kept]
-        used, place = sum(task.system.num_atoms for task in tasks), len(waiting)
-        if (
-            tasks
-            and not waiting
-            and not self._failed
-            and self.room.is_padded
-            and self.room.smallest(used, len(tasks)) is self._now
-        ):
-            return
+        part = _RENEWED[self.room.device.type]
+        if self._tasks and self._gone.sum() < part * len(self._tasks) and not self._failed:
+            return True
+        kept = np.flatnonzero(~self._gone)
+        tasks = [self._tasks[k] for k in kept]
+        used = sum(task.size for task in tasks)
+        wanted = self.room.atoms - used
+        while sum(task.size for task in self._waiting) < wanted and self._open():
+            pass
+        room, smallest = self.room, self.room.smallest(used, len(tasks))
+        if tasks and not self._waiting and not self._failed and room.is_padded and smallest is self._batch.room:
+            return True
+        place = len(self._waiting)
         while place:
             place -= 1
-            size = waiting[place].system.num_atoms
-            if self.room.fits(used + size, len(tasks) + 1):
-                tasks.append(waiting.pop(place))
+            size = self._waiting[place].size
+            if room.fits(used + size, len(tasks) + 1):
+                tasks.append(self._waiting.pop(place))
                 used += size
-            elif not self.room.fits(used + 1, len(tasks) + 1):
+            elif not room.fits(used + 1, len(tasks) + 1):
                 break
-        if len(tasks) == len(kept) == len(self.tasks):
-            return
-        firsts = np.concatenate([[0], np.cumsum(self._sizes)]).astype(int)
-        sizes = [task.system.num_atoms for task in tasks]
-        rows = [np.arange(firsts[k], firsts[k + 1]) for k in kept] + [np.full(n, -1) for n in sizes[len(kept) :]]
-        index = torch.as_tensor(np.concatenate([np.zeros(0, int), *rows]), device=self.device)
-        known = torch.as_tensor(np.array(kept + [-1] * (len(tasks) - len(kept)), int), device=self.device)
-        self._steps = np.concatenate([self._steps[kept], np.zeros(len(tasks) - len(kept), int)])
-        self._gone = np.zeros(len(tasks), bool)
-        self.tasks, self._sizes, self._failed = tasks, sizes, False
-        if not tasks:
-            return
-        joined = System.concatenate([task.system for task in tasks]).to(self.device)
-        old = self.pos[index.clamp(min=0)] if len(self.pos) else joined.pos
-        self.pos = torch.where(index[:, None] >= 0, old, joined.pos)
-        self._mobile = torch.as_tensor(np.concatenate([_mobile(task.start) for task in tasks]), device=self.device)
-        self._now = self.room.smallest(used, len(tasks))
-        self._filled = self._now.fill(joined)
-        radii = torch.as_tensor(covalent_radii, device=self.device)[joined.z] * self._mobile
-        self.optimizer.take(joined.batch, known, self.pos, radii * ~joined.pbc.any(1)[joined.batch])
-        # input and output of an optimizer step, at fixed addresses for all steps of this batch
-        self._energy, self._forces = self.pos.new_zeros(len(tasks)), torch.zeros_like(self.pos)
-        self._found = self.pos.new_zeros(len(tasks), 3)  # energy, largest force, 1 if both are finite
-        self._move, self._moves = self._advance, 0
+        if len(tasks) == len(kept) == len(self._tasks):
+            return bool(tasks)
+        self._collect()
+        gone, self._gone = self._gone, np.zeros(len(tasks), bool)
+        self._tasks, self._failed = tasks, False
+        if tasks:
+            before, self._batch = self._batch, self._of_size(room.smallest(used, len(tasks)))
+            new = tasks[len(kept) :]
+            parts = [task.system for task in new]
+            if len(kept):
+                parts.insert(0, self._joined.select(torch.as_tensor(~gone)))
+            self._joined = System.concatenate(parts)
+            self._batch.take(tasks, self._joined, [*kept.tolist(), *[-1] * len(new)], before)
+        return bool(tasks)
 
-    def step(self) -> None:
-        """Evaluate all structures, and move those that have not converged."""
-        if not self.tasks:
-            return
-        n, b = len(self.pos), len(self.tasks)
-        self._filled.pos[:n] = self.pos
+    def _open(self) -> bool:
+        """Open some of the next structures; return whether there were any."""
+        found = list(islice(self._coming, OPENED))
+        self._waiting = sorted([*self._waiting, *found], key=lambda task: task.size)
+        return bool(found)
+
+    def _step(self) -> None:
+        """Launch a step; read the numbers of the last one that has ended."""
+        batch = self._batch
         try:
-            result = self.evaluator(self._filled)
+            batch.launch()
         except FAULTS:
             self._retire_failed()
             return
-        assert result.forces is not None
-        self._energy.copy_(result.energy[:b])
-        self._forces.copy_(result.forces[:n])
-        if (
-            self._moves == 1 and self.device.type == "cuda"
-        ):  # the first move of a batch has initialised the libraries, so that a graph can be captured
-            self._move = self._captured()
-        self._move()
-        self._moves += 1
-        self.collect()  # those that ended at the last step, while the device computes this one
-        found = self._found.cpu().numpy()  # waits for the device
-        finite, converged = found[:, 2] > 0, found[:, 1] <= self.options.fmax
-        ends = ~self._gone & (~finite | converged | (self._steps >= self.options.steps))
-        if ends.any():
-            places, forces = torch.stack([self.optimizer.pos, self.optimizer.forces]).cpu().numpy()
-            lasts = np.cumsum(self._sizes)
-            for k in np.flatnonzero(ends).tolist():
-                if not finite[k]:
-                    self._fail(k, "its energy or a force is not finite")
-                    continue
-                part = slice(lasts[k] - self._sizes[k], lasts[k])
-                last = places[part], forces[part].copy(), float(found[k, 0]), int(self._steps[k]), bool(converged[k])
-                self._ended.append((self.tasks[k], *last))
-        self._gone |= ends
-        self._steps += 1
+        while not batch.is_ready and (self._build() or self._open()):
+            pass
+        numbers = batch.receive()
+        if numbers is not None:
+            self._look(numbers)
 
-    def collect(self) -> None:
-        """Build the results of structures that have ended."""
-        for task, pos, *last in self._ended:
-            atoms = task.start.copy()
-            atoms.set_positions(pos, apply_constraint=False)
-            task.found = _relaxed(task.start, atoms, *last)
-        self._ended.clear()
-
-    def _advance(self) -> None:
-        """Update `pos` and the numbers for the host by an optimizer step, without waiting for the device."""
-        state = self.optimizer
-        self.pos.copy_(state.advance(self.pos, self._forces * self._mobile[:, None], self._energy))
-        torch.stack([state.energy, state.largest_force, state.finite.double()], 1, out=self._found)
-
-    def _captured(self) -> Callable[[], None]:
-        """Return `_advance` as a CUDA graph."""
-        if self._memory is None:
-            self._memory = GraphMemory(self.device)
+    def _look(self, numbers: NDArray) -> None:
+        """Note which structures have ended or failed at a step, see `_Batch.receive`."""
+        _, _, finite, ended, steps = numbers[:, : len(self._tasks)]
+        self._gone |= ended > 0
+        bad = np.flatnonzero((finite == 0) & ~self._gone).tolist()
+        if not bad:
+            return
         try:
-            return CudaGraph.record(self._advance, self.device, warm_up=lambda: None, memory=self._memory).replay
-        except NotCapturable:
-            return self._advance
+            counts = self._batch.check()
+        except FAULTS:
+            self._retire_failed()
+            return
+        for k in bad if counts else ():
+            self._fail(k, f"step {steps[k]:.0f}: its energy or a force is not finite")
+
+    def _collect(self) -> None:
+        """Take the results of structures that have ended from the device."""
+        if not self._gone.any():
+            return
+        places, forces, numbers = self._batch.results()
+        lasts = np.cumsum([task.size for task in self._tasks])
+        for k in np.flatnonzero(self._gone).tolist():
+            task = self._tasks[k]
+            if not task.error:
+                part = slice(lasts[k] - task.size, lasts[k])
+                self._ended.append((task, places[part], forces[part].copy(), numbers[:, k]))
+
+    def _build(self) -> bool:
+        """Build the result of one structure that has ended; return whether there was any."""
+        if not self._ended:
+            return False
+        task, pos, forces, (energy, largest, _, _, steps) = self._ended.popleft()
+        if not np.isfinite(energy):
+            task.error = f"step {steps:.0f}: its energy or a force is not finite"
+            return True
+        atoms = task.start.copy()
+        atoms.set_positions(pos, apply_constraint=False)
+        converged = bool(largest <= self.options.fmax)
+        task.found = _relaxed(task.start, atoms, forces, float(energy), int(steps), converged)
+        return True
 
     def _fail(self, k: int, why: str) -> None:
         self._gone[k] = self._failed = True
-        self.tasks[k].error = f"step {self._steps[k]}: {why}"
+        self._tasks[k].error = why
 
     def _retire_failed(self) -> None:
-        """Find the structures because of which the batch cannot be evaluated."""
-        parts = self.pos.cpu().split(self._sizes)
-        alone = [task.system.replace(pos=pos) for task, pos in zip(self.tasks, parts, strict=True)]
-        for k, found in enumerate(evaluate_each(self.evaluator, alone, self.room)):
+        """Find the structures because of which the batch cannot be evaluated.
+
+        Steps that were launched before it was noticed may have moved them on, so that there are none.
+        """
+        parts = self._batch.pos.cpu().split([task.size for task in self._tasks])
+        alone = [task.system.replace(pos=pos) for task, pos in zip(self._tasks, parts, strict=True)]
+        for k, found in enumerate(evaluate_each(self.evaluator, alone, self._batch.room)):
             if isinstance(found, Exception) and self._gone[k]:
                 self._failed = True
             elif isinstance(found, Exception):
-                self._fail(k, reason(found))
-        if not self._failed:
+                self._fail(k, f"step {self._batch.steps(k)}: {reason(found)}")
+        if not (self._failed or self._batch.is_bound):
             raise RuntimeError("structures can be evaluated alone but not together: please report this")
 
 
-def _mobile(atoms: Atoms) -> np.ndarray:
-    """Return 0.0 for atoms that the structure fixes and 1.0 for others, [N]."""
-    mobile = np.ones(len(atoms))
-    for constraint in atoms.constraints:
-        mobile[constraint.get_indices()] = 0.0
-    return mobile
+class _Calls:
+    """Calls of an evaluator in the form of a bound step."""
+
+    def __init__(self, evaluator: Evaluator | Ensemble, system: System):
+        self._evaluator = evaluator
+        self.pos = self.forces = system.pos.new_zeros(0, 3)
+        self.energy = self.pos.new_zeros(0)
+        self.load(system)
+
+    def load(self, system: System, check: bool = True) -> None:
+        """Hold another system, which each call checks."""
+        self.pos = into(self.pos, system.pos)
+        self.forces = into(self.forces, torch.zeros_like(system.pos))
+        self.energy = into(self.energy, system.pos.new_zeros(system.num_systems))
+        self._system = system.at(self.pos)
+
+    def replay(self) -> None:
+        result = self._evaluator(self._system)
+        assert result.forces is not None
+        self.energy.copy_(result.energy)
+        self.forces.copy_(result.forces)
+
+    def check(self) -> bool:
+        return True
+
+
+class _Batch:
+    """A batch of one size, in which structures take steps of the potential and of the optimizer in turn.
+
+    On a GPU all tensors keep their memory, so that both steps are CUDA graphs, for all structures that are ever in it.
+
+    Args:
+        evaluator: the evaluator or ensemble.
+        room: its size.
+        options: of the relaxation.
+    """
+
+    def __init__(self, evaluator: Evaluator | Ensemble, room: Room, options: RelaxOptions):
+        self.evaluator, self.room = evaluator, room
+        device, fixed = room.device, (room.atoms, room.structures) if room.is_padded else ()
+        self.optimizer = BatchedLBFGS(device, options.fmax, options.steps, *fixed)
+        self._on_gpu = device.type == "cuda"
+        self._step: FusedBoundStep | _Calls | None = None
+        self._mobile = self._still = self._numbers = torch.zeros(0, 1, device=device)
+        self._replay: Callable[[], None] | None = None  # an optimizer step as a CUDA graph
+        self._recorded: Any = None  # the tensors that it was recorded for
+        self._count = 0  # of atoms
+        self._sent: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self._mail: list[Tensor] = []
+        self._void = 0  # number of sent steps that do not count
+
+    def take(self, tasks: Sequence[Task], joined: System, previous: Sequence[int], source: _Batch) -> None:
+        """Continue with structures of a batch, which may be this one, and with new ones.
+
+        Args:
+            tasks: the structures.
+            joined: the same as one batch on the CPU; positions of new ones are read.
+            previous: row of each structure in `source`; -1 for new ones.
+            source: the batch.
+        """
+        source._sent.clear()  # structures that have ended at these steps say so again
+        device, rows = self.room.device, np.array(previous)
+        sizes = np.array([task.size for task in tasks])
+        pos = joined.pos.to(device)
+        if source._step is not None and (rows >= 0).any():
+            old = source.optimizer.sizes
+            firsts = (np.cumsum(old) - old)[rows.clip(0)]
+            local = np.arange(len(pos)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            index = np.where(np.repeat(rows, sizes) >= 0, np.repeat(firsts, sizes) + local, -1)
+            places = torch.as_tensor(index, device=device)
+            pos = torch.where(places[:, None] >= 0, source._step.pos[places.clamp(min=0)], pos)
+        mobile = np.concatenate([task.mobile for task in tasks])
+        radii = covalent_radii[joined.z.numpy()] * mobile * ~joined.pbc.any(1)[joined.batch].numpy()
+        self.optimizer.take(sizes, rows, pos, radii, source.optimizer)
+        filled = self.room.fill(joined.to(device).at(pos))
+        binds = not joined.pbc.any() and self._binds
+        if self._step is None or binds != self.is_bound:
+            self._step = (
+                cast("FusedBoundStep", self.evaluator.bind(filled)) if binds else _Calls(self.evaluator, filled)
+            )
+        else:
+            self._step.load(filled, check=False)
+        self._count = len(pos)
+        free = np.zeros(filled.num_atoms - len(pos))
+        self._mobile = into(self._mobile, torch.as_tensor(np.concatenate([mobile, free])[:, None], device=device))
+        still = np.concatenate([~mobile.astype(bool), free == 0])[:, None]
+        self._still = into(self._still, torch.as_tensor(still, device=device))
+        self._numbers = into(self._numbers, pos.new_zeros(5, filled.num_systems))
+        if self._on_gpu and not (self._mail and self._mail[0].shape == self._numbers.shape):
+            self._mail = [torch.zeros_like(self._numbers, device="cpu", pin_memory=True) for _ in range(2)]
+
+    @property
+    def _binds(self) -> bool:
+        """Whether molecules take bound steps, which do not wait for the device."""
+        evaluator = self.evaluator
+        return self._on_gpu and self.room.is_padded and isinstance(evaluator, Evaluator) and evaluator.fused
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether launched steps are not waited for."""
+        return not isinstance(self._step, _Calls)
+
+    @property
+    def pos(self) -> Tensor:
+        """[n, 3] Å, the positions of the next step."""
+        assert self._step is not None
+        return self._step.pos[: self._count]
+
+    def steps(self, k: int) -> int:
+        """Number of steps that a structure has taken."""
+        return int(self.optimizer.steps[k])
+
+    def launch(self) -> None:
+        """Launch a step, without waiting for a GPU.
+
+        Raises:
+            ValueError, RuntimeError: a structure cannot be evaluated; the optimizer did not take a step.
+        """
+        assert self._step is not None
+        self._step.replay()
+        held = [self._step.pos, self._step.energy, self._step.forces, self._mobile, self._still, self._numbers]
+        tensors = [(t.data_ptr(), t.shape) for t in [*held, *self.optimizer.tensors()]]
+        if tensors != self._recorded:
+            self._replay, self._recorded = None, tensors
+            self._advance()
+        elif self._replay is None and self._on_gpu and self.room.is_padded:
+            # the first move has initialised the libraries, so that a graph can be captured
+            self._replay = self._captured()
+            self._replay()
+        else:
+            (self._replay or self._advance)()
+        self._send()
+
+    def _advance(self) -> None:
+        """Update positions and numbers by an optimizer step, without waiting for the device."""
+        step, optimizer = self._step, self.optimizer
+        assert step is not None
+        pos = optimizer.advance(step.pos, step.forces * self._mobile, step.energy)
+        step.pos.copy_(torch.where(self._still, step.pos, pos))
+        flags = optimizer.finite.double(), optimizer.ended.double(), optimizer.steps.double()
+        torch.stack([optimizer.energy, optimizer.largest_force, *flags], out=self._numbers)
+
+    def _captured(self) -> Callable[[], None]:
+        """Return `_advance` as a CUDA graph."""
+        try:
+            return CudaGraph.record(self._advance, self.room.device, warm_up=lambda: None).replay
+        except NotCapturable:
+            return self._advance
+
+    def _send(self) -> None:
+        """Send the numbers to the host."""
+        if not self._on_gpu:
+            self._sent.append((self._numbers, None))
+            return
+        mail, event = self._mail[0], torch.cuda.Event()
+        self._mail.reverse()
+        mail.copy_(self._numbers, non_blocking=True)
+        event.record()
+        self._sent.append((mail, event))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `receive` would not wait."""
+        event = self._sent[0][1] if self._sent else None
+        return event is None or event.query()
+
+    def receive(self) -> NDArray | None:
+        """Return the numbers of the last step; on a GPU those of the step before.
+
+        Returns:
+            Energy (eV), largest force (eV/Å), whether all are finite, whether it has ended, steps: [5, B]. None if
+            there is no such step since the batch has changed, or one that does not count.
+        """
+        if len(self._sent) <= self._on_gpu:
+            return None
+        numbers, event = self._sent.popleft()
+        if event is not None:
+            event.synchronize()
+        if self._void:
+            self._void -= 1
+            return None
+        return numbers.numpy()
+
+    def check(self) -> bool:
+        """Return whether results of a step that are not finite count.
+
+        They do not if the capacity for neighbors was too small, and is larger now. The optimizer has undone such steps.
+
+        Raises:
+            ValueError: a structure cannot be evaluated.
+        """
+        assert self._step is not None
+        self._void = len(self._sent)
+        good = self._step.check()
+        self._void = 0 if good else self._void
+        return good
+
+    def results(self) -> tuple[NDArray, NDArray, NDArray]:
+        """Return positions [n, 3] Å and forces [n, 3] eV/Å of all structures, and their numbers, see `receive`."""
+        places, forces = torch.stack([self.optimizer.pos, self.optimizer.forces])[:, : self._count].cpu().numpy()
+        return places, forces, self._numbers.cpu().numpy().copy()
 
 
 def _relaxed(start: Atoms, atoms: Atoms, forces: np.ndarray, energy: float, steps: int, converged: bool) -> Atoms:
@@ -316,284 +521,3 @@ def _squared_distances(atoms: Atoms) -> np.ndarray:
     if atoms.pbc.any():
         return atoms.get_all_distances(mic=True) ** 2
     return sum(np.square(x[:, None] - x[None]) for x in atoms.positions.T)
-
-
-_MEMORY = 30
-_CHUNK = 16  # L, see `_Chunks`
-_LARGEST, _SMALLEST = 0.2, 1e-4  # limits of the trust radius, Å
-_FIRST = 1 / 70  # Å²/eV, inverse curvature of atoms without springs
-_NOISE = 1e-6  # eV per atom; a smaller rise of the energy may be rounding of a network in float32
-
-_BOND = 35.0  # eV/Å², stiffness of a spring at the sum of the covalent radii
-_DECAY = 3.0  # 1/Å, decay of the stiffness at larger distances
-_ACROSS = 0.05  # part of the stiffness in all directions, so that planar rings have some out of the plane
-_LEAST = 0.05  # eV/Å², added stiffness of each atom
-_ATOMS = 100  # largest structure with springs, since their matrices are dense
-
-
-class BatchedLBFGS:
-    """L-BFGS for many structures at once; it starts without structures.
-
-    Each step changes the state in place, so that a CUDA graph can repeat it.
-
-    Args:
-        device: device of all tensors, which are float64.
-
-    Attributes:
-        energy: [B] eV, from the last step of each structure that was not undone.
-        finite: [B] False if the last energy or one of the last forces was not finite, whether undone or not.
-    """
-
-    def __init__(self, device: torch.device):
-        self._chunks = _Chunks(torch.zeros(0, dtype=torch.long, device=device), 0)
-        self._springs = _Springs(device)
-        atoms = torch.zeros(0, 3 * _CHUNK, dtype=torch.float64, device=device)
-        structures = atoms.new_zeros(0)
-        self.energy, self.finite = structures, structures.bool()
-        self._radius, self._scale = structures, structures
-        self._pos, self._forces = atoms, atoms
-        self._scaled, self._step = atoms, atoms  # forces and last step in the coordinates of the springs
-        self._history = atoms.new_zeros(0, 2 * _MEMORY, 3 * _CHUNK)  # moves, then changes of the gradient
-        self._oldest = torch.zeros(1, dtype=torch.long, device=device)  # place in both, which the next step takes
-        self._upper = atoms.new_zeros(0, _MEMORY, _MEMORY)  # move · change, for changes that are not older; latest last
-        self._changes = atoms.new_zeros(0, _MEMORY, _MEMORY)  # change · change
-
-    @property
-    def pos(self) -> Tensor:
-        """[N, 3] Å, as `energy`."""
-        return self._chunks.atoms(self._pos)
-
-    @property
-    def forces(self) -> Tensor:
-        """[N, 3] eV/Å, as `energy`."""
-        return self._chunks.atoms(self._forces)
-
-    @property
-    def largest_force(self) -> Tensor:
-        """[B] eV/Å, as `energy`."""
-        return self._chunks.largest(self._forces)
-
-    def take(self, batch: Tensor, structures: Tensor, pos: Tensor, radii: Tensor) -> None:
-        """Continue with some of the structures and with new ones.
-
-        Args:
-            batch: [N] structure of each atom, ascending.
-            structures: [B] previous row of each structure; -1 for new ones.
-            pos: [N, 3] Å, first positions of new structures.
-            radii: [N] Å, covalent radii; 0 for atoms without springs, which are in cells or fixed.
-        """
-        old, self._chunks = self._chunks, _Chunks(batch, len(structures))
-        rows = self._chunks.rows(old, structures)
-        for name in ("_pos", "_forces", "_scaled", "_step", "_history"):
-            setattr(self, name, _kept(getattr(self, name), rows))
-        for name, first in {"energy": torch.inf, "_radius": _LARGEST, "_scale": 1.0, "_upper": 0.0, "_changes": 0.0,
-                            "finite": True}.items():  # fmt: skip
-            setattr(self, name, _kept(getattr(self, name), structures, first))
-        self._tolerance = _NOISE * torch.bincount(batch, minlength=len(structures))
-        self._springs.take(self._chunks, structures, pos, radii)
-
-    def advance(self, pos: Tensor, forces: Tensor, energy: Tensor) -> Tensor:
-        """Return the next positions.
-
-        Args:
-            pos: [N, 3] Å, positions from the last call, or the first ones.
-            forces: [N, 3] eV/Å at these positions.
-            energy: [B] eV at these positions.
-
-        Returns:
-            [N, 3] Å.
-        """
-        of, springs = self._chunks, self._springs
-        pos, forces = of.spread(pos), of.spread(forces)
-        first = self.energy.isinf()
-        worse = ~(energy <= self.energy + self._tolerance) & (self._radius > _SMALLEST) & ~first
-        scaled = springs.scaled(forces)
-        move, change = self._step, self._scaled - scaled
-        along, squared = of.sum(torch.stack([(move * change).sum(1), (change * change).sum(1)], 1)).unbind(1)
-        good = ~first & ~worse & (along > 1e-12)
-        self._scale.copy_(torch.where(good, along / squared.clamp(min=1e-300), torch.where(worse, 1.0, self._scale)))
-        shorter = of.largest(pos - self._pos) / 2
-        radius = torch.where(worse, shorter, (1.5 * self._radius).clamp(max=_LARGEST)).clamp(min=_SMALLEST)
-        self._radius.copy_(radius)
-        self.finite.copy_(energy.isfinite() & of.largest(forces).isfinite())
-        self.energy.copy_(torch.where(worse, self.energy, energy))
-        back = worse[of.owner, None]
-        for state, latest in ((self._pos, pos), (self._forces, forces), (self._scaled, scaled)):
-            state.copy_(torch.where(back, state, latest))
-        step = self._direction(move, change, good, ~worse)
-        displacement = springs.back(step)
-        part = (self._radius / of.largest(displacement).clamp(min=1e-300)).clamp(max=1.0)[of.owner, None]
-        torch.mul(step, part, out=self._step)
-        return of.atoms(self._pos + displacement * part)
-
-    def _direction(self, move: Tensor, change: Tensor, good: Tensor, keep: Tensor) -> Tensor:
-        """Return the inverse curvature times the forces, in the coordinates of the springs, [C, 3 L].
-
-        The latest step is appended to the history if it is `good`; the history is cleared if not `keep`.
-        """
-        of, owner = self._chunks, self._chunks.owner
-        new = good[owner, None]
-        for first, latest in ((0, move), (_MEMORY, change)):
-            self._history.index_copy_(1, self._oldest + first, torch.where(new, latest, 0.0)[:, None])
-        self._oldest.copy_((self._oldest + 1) % _MEMORY)
-        places = torch.arange(_MEMORY, device=owner.device)
-        order, inverse = (self._oldest + places) % _MEMORY, (places - self._oldest) % _MEMORY  # the latest last
-        for matrix in (self._upper, self._changes):
-            matrix[:, :-1, :-1] = matrix[:, 1:, 1:] * keep[:, None, None]
-            matrix[:, -1], matrix[:, :, -1] = 0.0, 0.0
-        there = self._upper.diagonal(dim1=1, dim2=2) != 0  # other steps were not good or have been cleared
-        there[:, -1] = good
-        products = of.sum(self._history @ torch.stack([torch.where(new, change, 0.0), self._scaled], 2))
-        products = products.view(-1, 2, _MEMORY, 2).index_select(2, order) * there[:, None, :, None]
-        latest, (moves, changes) = products[..., 0], products[..., 1].unbind(1)
-        self._upper[:, :, -1] = latest[:, 0]
-        self._changes[:, :, -1] = self._changes[:, -1] = latest[:, 1]
-        along = self._upper.diagonal(dim1=1, dim2=2)
-        upper = self._upper + torch.diag_embed((~there).to(along.dtype))  # so that the matrix is regular
-        scale = self._scale[:, None]
-        solved = torch.linalg.solve_triangular(upper, moves[..., None], upper=True)
-        right = along * solved[..., 0] + scale * ((self._changes @ solved)[..., 0] - changes)
-        weights = torch.linalg.solve_triangular(upper.mT, right[..., None], upper=False)
-        weights = torch.stack([weights[..., 0], -scale * solved[..., 0]], 1).index_select(2, inverse).flatten(1)
-        step = (weights[owner, None] @ self._history)[:, 0]
-        return step + self._scale[owner, None] * self._scaled
-
-
-class _Chunks:
-    """A layout of atoms: those of each structure fill chunks of L = 16, of which the last one may have free places.
-
-    Sums over structures then are sums over rows of equal length, and a short sum over chunks, instead of an atomic
-    operation for each atom. Values are [C, 3 L], zero at free places.
-
-    Args:
-        batch: [N] structure of each atom, ascending.
-        structures: their number.
-
-    Attributes:
-        owner: [C] structure of each chunk.
-        place: [N] place of each atom among all C L.
-        sizes, counts: [B] number of atoms and of chunks of each structure.
-    """
-
-    def __init__(self, batch: Tensor, structures: int):
-        self.batch, self.sizes = batch, torch.bincount(batch, minlength=structures)
-        self.counts = (self.sizes + _CHUNK - 1) // _CHUNK
-        self._firsts = self.counts.cumsum(0) - self.counts
-        self.owner = torch.arange(structures, device=batch.device).repeat_interleave(self.counts)
-        self.local = torch.arange(len(batch), device=batch.device) - (self.sizes.cumsum(0) - self.sizes)[batch]
-        self.place = self._firsts[batch] * _CHUNK + self.local
-
-    def rows(self, old: _Chunks, structures: Tensor) -> Tensor:
-        """Return the chunk of an older layout for each chunk, [C]; -1 for new structures.
-
-        Args:
-            old: the older layout.
-            structures: [B] previous row of each structure; -1 for new ones.
-        """
-        if not len(old.counts):
-            return torch.full_like(self.owner, -1)
-        before = structures[self.owner]
-        local = torch.arange(len(self.owner), device=before.device) - self._firsts[self.owner]
-        return torch.where(before >= 0, old._firsts[before.clamp(min=0)] + local, -1)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return values [N, 3] as [C, 3 L]."""
-        found = values.new_zeros(len(self.owner) * _CHUNK, 3)
-        return found.index_copy_(0, self.place, values).view(-1, 3 * _CHUNK)
-
-    def atoms(self, values: Tensor) -> Tensor:
-        """Return values [C, 3 L] as [N, 3]."""
-        return values.view(-1, 3).index_select(0, self.place)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Return sums over the chunks of each structure, [C, ...] -> [B, ...]."""
-        return values.new_zeros(len(self.sizes), *values.shape[1:]).index_add_(0, self.owner, values)
-
-    def largest(self, vectors: Tensor) -> Tensor:
-        """Return the largest length of the vectors of each structure, [C, 3 L] -> [B]."""
-        squares = vectors.view(-1, _CHUNK, 3).square().sum(2).amax(1)
-        return squares.new_zeros(len(self.sizes)).scatter_reduce(0, self.owner, squares, "amax").sqrt()
-
-
-class _Springs:
-    """Coordinates u of each structure, pos = Wᵀ u, in which its springs have the stiffness 1."""
-
-    def __init__(self, device: torch.device):
-        self._factors = torch.zeros(0, 0, 0, dtype=torch.float64, device=device)  # W, [B, 3 n, 3 n]
-
-    def take(self, chunks: _Chunks, structures: Tensor, pos: Tensor, radii: Tensor) -> None:
-        """As `BatchedLBFGS.take`."""
-        batch, device, count = chunks.batch, pos.device, len(structures)
-        has = (radii > 0) & (chunks.sizes <= _ATOMS)[batch]
-        most = int(torch.where(has, chunks.sizes[batch], 0).max()) if len(has) else 0
-        inside = has.nonzero()[:, 0]
-        place = (batch * most + chunks.local)[inside]
-        # free places of one layout read any atom of the same structure in the other; W has no element for them
-        self._from = (chunks.place[chunks.sizes.cumsum(0) - chunks.sizes][:, None].expand(count, most)
-                      .flatten().index_copy(0, place, chunks.place[inside]))  # fmt: skip
-        self._to = torch.zeros(len(chunks.owner) * _CHUNK, dtype=torch.long, device=device)
-        self._to.index_copy_(0, chunks.place[inside], place)
-        self._has = torch.zeros(len(self._to), 1, dtype=torch.bool, device=device)
-        self._has.index_fill_(0, chunks.place[inside], True)
-        old, size = _kept(self._factors, structures), 3 * most
-        if old.shape[1] > size:
-            old = old[:, :size, :size]
-        factors = torch.eye(size, dtype=pos.dtype, device=device).repeat(count, 1, 1)
-        factors[:, : old.shape[1], : old.shape[2]] = old
-        new = (structures < 0).nonzero()[:, 0]
-        where, radius = (
-            value.new_zeros(count * most, value.shape[1])
-            .index_copy_(0, place, value[inside])
-            .view(count, most, -1)[new]
-            for value in (pos, radii[:, None])
-        )
-        factors[new] = _factors(where, radius[..., 0])
-        self._factors = factors
-
-    def _times(self, factors: Tensor, values: Tensor) -> Tensor:
-        count, size, _ = factors.shape
-        plain = values * _FIRST**0.5
-        if not size:
-            return plain
-        rows = values.view(-1, 3).index_select(0, self._from).view(count, size, 1)
-        product = (factors @ rows).view(-1, 3).index_select(0, self._to)
-        return torch.where(self._has, product, plain.view(-1, 3)).view(values.shape)
-
-    def scaled(self, forces: Tensor) -> Tensor:
-        """Return the forces along u, [C, 3 L]."""
-        return self._times(self._factors, forces)
-
-    def back(self, step: Tensor) -> Tensor:
-        """Return the change of the positions for a step in u, [C, 3 L] Å."""
-        return self._times(self._factors.mT, step)
-
-
-def _factors(pos: Tensor, radii: Tensor) -> Tensor:
-    """Return W, the inverse of the Cholesky factor of the springs' stiffness, [B, 3 n, 3 n].
-
-    Args:
-        pos: [B, n, 3] Å.
-        radii: [B, n] Å; 0 for padding.
-    """
-    count, n = radii.shape
-    there = radii > 0
-    apart = pos[:, :, None] - pos[:, None]
-    distance = apart.norm(dim=3)
-    unit = apart / distance.clamp(min=0.1)[..., None]
-    stretch = distance - radii[:, :, None] - radii[:, None]
-    stiffness = _BOND * torch.exp(-_DECAY * stretch.clamp(min=-0.5)) * (there[:, :, None] & there[:, None])
-    stiffness = stiffness * ~torch.eye(n, dtype=torch.bool, device=pos.device)
-    one = torch.eye(3, dtype=pos.dtype, device=pos.device)
-    blocks = stiffness[..., None, None] * ((1 - _ACROSS) * unit[..., None] * unit[..., None, :] + _ACROSS * one)
-    least = torch.where(there, _LEAST, 1.0)[..., None, None] * one
-    blocks = torch.diag_embed((blocks.sum(2) + least).permute(0, 2, 3, 1)).permute(0, 3, 4, 1, 2) - blocks
-    matrix = blocks.permute(0, 1, 3, 2, 4).reshape(count, 3 * n, 3 * n)
-    lower, _ = torch.linalg.cholesky_ex(matrix)
-    return torch.linalg.solve_triangular(lower, torch.eye(3 * n, dtype=pos.dtype, device=pos.device), upper=False)
-
-
-def _kept(value: Tensor, index: Tensor, first: float = 0.0) -> Tensor:
-    """Return rows of `value`, [n, ...], and `first` where the index is -1."""
-    found = value.new_full((len(index), *value.shape[1:]), first)
-    known = (index >= 0).nonzero()[:, 0]
-    return found.index_copy_(0, known, value.index_select(0, index[known]))

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from ..adapters.model import open_model
-from ..core.devices import device_of
+from ..core.devices import device_of, usable_cores
 from ..core.files import claimed
 from ..data.hdf5_file import load_h5py
 from ..data.structures import Beside
 from ..ensemble import model_files
 from ..errors import BadConfig, BadData, StructureWarning
-from ..kernels.notice import usable_cores
 from ..md.guard import remedy_of_close_atoms
 from ..md.setup import fingerprint
 from ..potential.cells import require_cells
