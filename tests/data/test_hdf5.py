@@ -165,6 +165,24 @@ def test_spice_layout(tmp_path):
     assert sample.system.charge.item() == 1  # from the SMILES
 
 
+def test_charge_and_spin_under_other_names_are_listed(tmp_path):
+    """In what `train` notes, and not where their names were given or are the usual ones."""
+    write_spice(tmp_path / "a.h5")
+    assert open_dataset(tmp_path / "a.h5").stated == {"charge": "'smiles'"}
+    assert not open_dataset(tmp_path / "a.h5", {"energy": "energy", "charge": None}).stated
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["molecule/mult"] = [2, 2, 2]
+        file.attrs["total_charge"] = 1
+    data = open_dataset(tmp_path / "a.h5")
+    assert data.stated == {"charge": "attribute 'total_charge'", "spin": "'mult'"}
+    assert data.summary().endswith("; as it states: charge by attribute 'total_charge', spin by 'mult'")
+    assert not open_dataset(tmp_path / "a.h5", {"charge": None, "spin": "mult"}).stated
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["molecule/charge"], file["molecule/spin"] = [1, 1, 1], file["molecule/mult"]
+        del file["molecule/mult"]
+    assert not open_dataset(tmp_path / "a.h5").stated
+
+
 def test_spice_other_datasets(tmp_path):
     values = write_spice(tmp_path / "a.h5", mbis_charges="e")
     data = HDF5Dataset(tmp_path / "a.h5", {"energy": "formation_energy", "charges": "charges", "charge": None})

@@ -45,6 +45,19 @@ def test_a_key_of_its_own_and_charges(tmp_path):
     assert float(sample.labels["energy"][0]) == pytest.approx((ENERGY[0] + 1) * KCAL_MOL, rel=1e-15)
 
 
+def test_charge_spin_and_units_under_other_names_are_listed(tmp_path):
+    """In what `train` notes, and not where their names were given or are the usual ones."""
+    path = written(tmp_path, {**SGDML, "total_charge": -1, "mult": np.full(5, 2), "e_unit": "eV", "r_unit": "A"})
+    stated = open_dataset(path, KEYS).stated
+    assert stated == {
+        "charge": "'total_charge'", "spin": "'mult'", "unit of energy": "e_unit=eV", "unit of length": "r_unit=A",
+    }  # fmt: skip
+    assert "as it states: charge by 'total_charge', spin by 'mult', unit of" in open_dataset(path, KEYS).summary()
+    given = {**KEYS, "charge": "total_charge", "spin": None}
+    assert open_dataset(path, given).stated.keys() == {"unit of energy", "unit of length"}
+    assert not open_dataset(written(tmp_path, {**SGDML, "charge": -1, "spin": 2}), KEYS, UNITS).stated
+
+
 def test_units_that_the_file_states(tmp_path):
     path = written(tmp_path, {**SGDML, "e_unit": "hartree", "r_unit": np.bytes_("bohr")})
     sample = open_dataset(path, KEYS)[0]

@@ -78,6 +78,7 @@ class AceReader(Reader):
             self.asked.pop(name, None)
         self.keys = {name: key for name, key in checked_keys(given, self.path).items() if name in LABELS}
         self._charged = given.get("charge", "charge") is not None
+        self.stated = {"charge": "'formal_charges'"} if self._charged else {}
         self._declared = label_factors(units or {}, self.path)
         self.available, self.counts = set(), Counter()
 

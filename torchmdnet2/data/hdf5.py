@@ -179,7 +179,7 @@ class HDF5Dataset(Dataset, Reader):
         self._handles: dict[str, h5py.Dataset] = {}
         self._pid = -1
         self._warned = False
-        self.available, self.counts = set(), Counter()
+        self.available, self.counts, self.stated = set(), Counter(), {}
         with damage_is_bad_data(self.path, "it is damaged or not an HDF5 file"), opened_hdf5(self.path) as file:
             inside = [name for name in file if name != "_metadata"]
             names = [""] if self._layout(set(inside)) else inside
@@ -253,6 +253,10 @@ class HDF5Dataset(Dataset, Reader):
                 self._warned = self._named(attributes, unread, opened, known, where)
             if "charge" in stated:
                 datasets.pop("smiles", None)
+            for quantity in self._anywhere:
+                used = datasets.get(quantity) or (quantity == "charge" and datasets.get("smiles"))
+                if used and used != quantity:
+                    self.stated[quantity] = f"'{used}'"
             if not ("smiles" in datasets or self._warned) and "charge" in self._anywhere and num_frames:
                 parts = [
                     n for n in sorted(inside)
@@ -307,7 +311,7 @@ class HDF5Dataset(Dataset, Reader):
                     ]
                 value = agreed(all_of_it, quantity)
                 if value is not None and quantity in self._anywhere and quantity not in datasets:
-                    found[quantity] = value
+                    found[quantity], self.stated[quantity] = value, all_of_it[0].source
         except BadData as error:
             raise BadData(f"{where}: {error}") from None
         return found
@@ -356,7 +360,8 @@ class HDF5Dataset(Dataset, Reader):
     def summary(self) -> str:
         used = {dataset for group in self._groups for dataset in group.datasets.values()}
         size = f"{len(self)} frames in {len(self._groups)} groups"
-        return describe(self.path, size, self.keys, self.counts, self.asked, self.available - used)
+        unread = self.available - used - {source.strip("'") for source in self.stated.values()}
+        return describe(self.path, size, self.keys, self.counts, self.asked, unread) + self._as_stated()
 
     # --- frames --------------------------------------------------------------------------------------------------
 

@@ -73,7 +73,9 @@ class ArrayReader(Reader):
         in_names = {
             name: unit for name, key in self.keys.items() if kind == ".npz" and (unit := unit_in_name(name, key))
         }
-        for name, unit in {**of_all, **in_names}.items():
+        of_all |= in_names
+        self.stated |= {f"unit of {n}": unit.source for n, unit in of_all.items() if n in ("length", *self.keys)}
+        for name, unit in of_all.items():
             given = {"virial": "energy", "cell": "length"}.get(name, name)
             if (units.get(given) is not None or name == "cell") and not np.isclose(
                 self._factors[given], unit.size, rtol=1e-6
@@ -192,6 +194,7 @@ class NpyReader(ArrayReader):
             raise BadData(f"{self.path}: atomic numbers are missing: give keys.numbers, as in {{numbers: 'z_*.npy'}}")
         numbers = patterns.pop("numbers")
         self.keys = self.asked = checked_keys(patterns, self.path)
+        self.stated = {}
         self.available, self.counts = set(patterns.values()), Counter()
         self._read_units(units or {}, ".npy")
         self._sets = {"pos": list(coordinates), "z": self._matches("numbers", numbers, len(coordinates))}
@@ -292,6 +295,8 @@ class NpzReader(ArrayReader):
         named = {name: _found(name, key, inside) for name, key in wanted.items()}
         self.keys = {name: key for name, key in named.items() if key is not None}
         self.counts, self.available = Counter(), inside - {*self._structure.values()}
+        other = {n: key for n, key in stated_keys.items() if n not in self.asked and key == self.keys.get(n, n) != n}
+        self.stated = {name: f"'{key}'" for name, key in other.items()}
         self._read_units(units or {}, ".npz", texts)
         self._texts = texts
 

@@ -155,9 +155,12 @@ class Reader(ABC):
 
     def summary(self) -> str:
         """Return a sentence on what the file contains and lacks."""
-        text = describe(self.path, f"{self.num_frames} frames", self.keys, self.counts, self.asked, self.unread())
+        size = f"{self.num_frames} frames"
+        return describe(self.path, size, self.keys, self.counts, self.asked, self.unread()) + self._as_stated()
+
+    def _as_stated(self) -> str:
         used = ", ".join(f"{name} by {source}" for name, source in self.stated.items())
-        return text + (f"; as it states: {used}" if used else "")
+        return f"; as it states: {used}" if used else ""
 
 
 def files_in(path: str) -> list[str]:
