@@ -13,7 +13,7 @@ from ase.build import molecule
 from planted import DEPTH, LENGTH, OH, morse, potential, repulsion, smooth
 
 from torchmdnet2.errors import BadConfig, BadData, MissingBackend
-from torchmdnet2.scan import CalculatorSurface, ModelSurface, Samples, scan_molecule
+from torchmdnet2.scan import CalculatorSurface, ModelSurface, Samples, findings, scan_molecule
 from torchmdnet2.scan.findings import KINDS, find_faults
 from torchmdnet2.scan.paths import Line
 from torchmdnet2.scan.surfaces import Curve, _by_name, open_reference
@@ -171,6 +171,24 @@ def test_contacts():
     assert found(lambda d: repulsion(d) * smooth(d, 4.0) + 0.01 * (4.0 - d)) == {"force jump"}
     assert "extra minimum" in found(lambda d: morse(d) * smooth(d, 4.0))
     assert "wall" in found(lambda d: repulsion(d) * smooth(d, 4.0) - 900 * (0.9 - d).clamp(min=0) ** 3)
+
+
+def test_a_wall_names_where_it_is_soft():
+    """A contact may attract in an interval, and repel again at smaller distances."""
+    x = np.linspace(0.5, 1.5, 101)
+    path = Line("contact", "a", (0, 1), None, 1.0, 1.0, x, np.zeros((2, 3)))
+
+    def words(soft, force=-2.0):
+        (finding,) = findings._wall(path, Samples(x, np.zeros(101), np.where(soft, force, 5.0)))
+        return finding.text
+
+    assert words(x < 0.6) == "attracts below 0.59× (0.59 Å), by up to 2 eV/Å"
+    inside = (x > 0.695) & (x < 0.755)
+    assert words(inside) == "attracts between 0.70× (0.70 Å) and 0.75× (0.75 Å), by up to 2 eV/Å"
+    assert words(inside, 0.0) == "does not repel between 0.70× (0.70 Å) and 0.75× (0.75 Å)"
+    both = words(inside | (abs(x - 0.6) < 1e-3) | (x < 0.515))
+    assert both.startswith("attracts below 0.51× (0.51 Å) and at 0.60× (0.60 Å) and between 0.70× (0.70 Å) and 0.75×")
+    assert not list(findings._wall(path, Samples(x, np.zeros(101), np.where(x > 0.8, -2.0, 5.0))))
 
 
 def test_torsions():

@@ -78,8 +78,19 @@ def _wall(path: ScanPath, samples: Samples) -> Iterator[Finding]:
     if soft.any():
         size = -float(samples.force[soft].min())
         outer = float(samples.values[soft].max())
-        words = f"attracts below {path.shown(outer)}, by up to {size:.2g} eV/Å"
-        yield Finding("wall", outer, size, words if size > 0 else f"does not repel below {path.shown(outer)}")
+        ends = np.flatnonzero(np.diff(soft, prepend=False, append=False)).reshape(-1, 2)
+        where = " and ".join(_interval(path, samples.values, first, end - 1) for first, end in ends.tolist())
+        words = f"attracts {where}, by up to {size:.2g} eV/Å"
+        yield Finding("wall", outer, size, words if size > 0 else f"does not repel {where}")
+
+
+def _interval(path: ScanPath, values: Array, first: int, last: int) -> str:
+    """Return the words for a part of a curve; one that starts at the curve's first point has no lower end."""
+    if first == 0:
+        return f"below {path.shown(values[last])}"
+    if first == last:
+        return f"at {path.shown(values[last])}"
+    return f"between {path.shown(values[first])} and {path.shown(values[last])}"
 
 
 def _hole(path: ScanPath, samples: Samples) -> Iterator[Finding]:
