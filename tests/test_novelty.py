@@ -224,6 +224,17 @@ def test_command(folder, capsys):
     assert (facts["train_frames"], facts["validation_frames"]) == (30, 30)
 
 
+def test_validation_frames_that_repeat_training_frames_are_left_out(folder, capsys):
+    """Also those of another file, and of a part of a file."""
+    write("copy.xyz", [*frames("CH3CH2OH", 40, seed=1), *frames("CH3CH2OH", 60)])
+    assert main([*FIT[:-1], "copy.xyz"]) == 0
+    assert "note: 60 of 100 validation frames repeat training frames and are left out" in capsys.readouterr().err
+    assert read_header("c.tmn")["novelty"]["validation_frames"] == 40
+    write("copy.xyz", frames("CH3CH2OH", 60))
+    assert main([*FIT[:-1], "copy.xyz"]) == 1
+    assert "0 validation frames are too few to calibrate with: give at least 20" in capsys.readouterr().err
+
+
 def test_command_with_the_frames_of_a_split(folder):
     from torchmdnet2.data import open_dataset, splits_entry
 
@@ -292,11 +303,13 @@ def test_charges_are_those_of_the_data(folder, capsys):
     pytest.importorskip("h5py")
     from torchmdnet2.data import open_dataset, write_hdf5
 
-    charged = frames("CH3CH2OH", 40)
-    for atoms in charged:
-        atoms.info["charge"] = 1
-    write("charged.xyz", charged)
-    write_hdf5("charged.h5", open_dataset("charged.xyz"))
+    for seed in (0, 1):
+        charged = frames("CH3CH2OH", 40, seed)
+        for atoms in charged:
+            atoms.info["charge"] = 1
+        write("charged.xyz", charged)
+        if not seed:
+            write_hdf5("charged.h5", open_dataset("charged.xyz"))
     save(tiny_potential(total_charges=[0, 1]), "both.tmn")
     save(tiny_potential(total_charges=[0]), "neutral.tmn")
     files = ["--train", "charged.h5", "--validation", "charged.xyz"]

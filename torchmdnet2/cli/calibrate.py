@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, add_model, keeping, opening, output_file, refuse_idle
+from .common import Command, add_device, add_model, keeping, note, opening, output_file, refuse_idle
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -101,10 +101,23 @@ def _subsets(potential: Potential, options: argparse.Namespace) -> tuple[Iterato
     else:
         validation = _dataset(potential, options.validation, options.format)
         chosen, others = list(range(len(train))), list(range(len(validation)))
-    return (
-        _batches(potential, train, _spread(chosen, options.frames)),
-        _batches(potential, validation, _spread(others, options.frames)),
-    )
+    others = _spread(others, options.frames)
+    new = _others(train, chosen, validation, others)
+    if len(new) < len(others):
+        note(f"{len(others) - len(new)} of {len(others)} validation frames repeat training frames and are left out")
+    return _batches(potential, train, _spread(chosen, options.frames)), _batches(potential, validation, new)
+
+
+def _others(train: Dataset, chosen: list[int], validation: Dataset, others: list[int]) -> list[int]:
+    """Return the validation frames whose structure is not that of a training frame."""
+    import numpy as np
+
+    from ..data import statistics
+
+    if not (chosen and others):
+        return others
+    repeated = np.isin(statistics(validation, others).keys, statistics(train, chosen).keys)
+    return np.asarray(others)[~repeated].tolist()
 
 
 def _test(potential: Potential, options: argparse.Namespace) -> None:
