@@ -499,6 +499,34 @@ def test_another_header_of_i_pi_is_an_error(tmp_path, comment, words):
             read_it(tmp_path / "a.xyz")
 
 
+@pytest.mark.parametrize(
+    ("comment", "named"),
+    [
+        ("cell: 8.0 8.0 8.0 90 90 90", True), ("unitcell {8 8 8}", True), ("a=8.0 b=8.0 c=9.0 alpha=90", True),
+        ("box 10.0, 10.0, 10.0", True), ("supercell 2 2 2", False), ("cell 5", False), ("a=8.0 b=7", False),
+        ('Lattice="8 0 0 0 8 0 0 0 8" note="cell: 8 8 8"', False),
+    ],
+)  # fmt: skip
+def test_a_cell_in_free_text_is_named(tmp_path, comment, named):
+    (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0.0 0.0 0.0\n")
+    for read_it in (read_structures, lambda path: open_dataset(path, {})):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read_it(tmp_path / "a.xyz")
+        told = [str(one.message) for one in caught]
+        assert len(told) == named and all("if it is a cell, write it as Lattice=" in words for words in told)
+
+
+def test_a_charge_in_a_dictionary_is_named():
+    with pytest.warns(StructureWarning, match=r"'charge' in info\['molecule'\] is not read: write charge=-2 beside it"):
+        charge_and_spin(oxalate(molecule={"charge": -2, "multiplicity": 1}))
+    with pytest.warns(StructureWarning, match=r"'multiplicity' in info\['molecule'\] is not read: write spin=3"):
+        charge_and_spin(oxalate(molecule={"charge": 0, "multiplicity": 3}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StructureWarning)
+        assert charge_and_spin(oxalate(occupancy={"0": {"C": 1.0}}, molecule={"charge": 0})) == (None, None)
+
+
 def test_a_warning_is_shown_once(potential, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(potential, "m.tmn")

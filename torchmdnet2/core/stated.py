@@ -273,6 +273,8 @@ def statements(
                 found["spin"].append(Statement(number + 1, name.format(plain)))
             elif kind == "charge" or number:  # a multiplicity of 0: not given
                 found[kind].append(Statement(number, name.format(plain)))
+        elif isinstance(value, Mapping):
+            doubts += _of_nested(value, name.format(key))
         elif kind == "like" and key not in arrays and (_size(value) == 1 or _pair_of(value)):
             doubts += _of_name(key, value, name)
     given = {quantity for quantity in found if found[quantity] or quantity in known}
@@ -308,6 +310,21 @@ def statements(
                 )
     _warn(doubts, where, told)
     return found
+
+
+def _of_nested(entries: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield doubts about a charge or a multiplicity in a dictionary within the entries."""
+    for key, value in entries.items():
+        kind = kind_of(key) if isinstance(key, str) else ""
+        usual = 1 if kind == "spin" else 0
+        if (
+            kind in ("charge", "spin", "unpaired")
+            and isinstance(value, int | float)
+            and not is_flag(value)
+            and value != usual
+        ):
+            quantity, value = ("spin", value + 1) if kind == "unpaired" else (kind, value)
+            yield f"'{key}' in {name} is not read: write {quantity}={value:g} beside it"
 
 
 def _of_symbols(info: Mapping[str, Any], known: Collection[str], name: str) -> Iterator[str]:

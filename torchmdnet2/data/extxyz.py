@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..core.files import require_plain
 from ..core.stated import Statement, may_be_cell
+from ..errors import StructureWarning
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -224,14 +226,29 @@ def _check_names(names: Sequence[str]) -> None:
             raise ValueError(f"'{name}' must be written {known}")
 
 
-def _refuse_cells(info: Mapping[str, Any]) -> None:
-    """Refuse a cell under another name than Lattice, since it would have no effect."""
+_CELL = re.compile(
+    r"(?<!\w)(?:unit[ _]?cell|cell|lattice|box|pbc)[\s:=({\[]+(?:\d+\.?\d*[\s,]+){2,8}\d+\.?\d*|"
+    r"(?<!\w)a\s*=\s*[\d.]+\W+b\s*=\s*[\d.]+\W+c\s*=\s*[\d.]+",
+    re.IGNORECASE,
+)
+"""A cell in free text: `cell: 8 8 8 90 90 90`, `unitcell {8 8 8}`, `a=8 b=8 c=8`."""
+
+
+def _refuse_cells(info: Mapping[str, Any], comment: str) -> None:
+    """Refuse a cell under another name than Lattice, since it would have no effect; warn of one in free text."""
     for name, value in info.items():
         if may_be_cell(name, info.__getitem__) and np.size(value) <= 9:
             raise ValueError(
                 f"'{name}' is not read as a cell: write it as Lattice=\"ax ay az bx by bz cx cy cz\", or leave it "
                 "out for a molecule"
             )
+    if found := _CELL.search(comment):
+        warnings.warn(
+            f"'{found[0]}' in a comment line is not read: if it is a cell, write it as "
+            'Lattice="ax ay az bx by bz cx cy cz"',
+            StructureWarning,
+            stacklevel=4,
+        )
 
 
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
@@ -270,7 +287,7 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
         raise ValueError("Properties has no positions (pos:R:3)")
     lattice, periodic = info.pop("Lattice", None), info.pop("pbc", None)
     if lattice is None and not vectors:
-        _refuse_cells(info)
+        _refuse_cells(info, comment)
     if vectors:
         lattice = np.array([line.split()[1:] for line in vectors], dtype=float).T
     cell: np.ndarray = np.zeros((3, 3))
