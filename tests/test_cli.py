@@ -389,6 +389,9 @@ def test_options_of_evaluate_that_cannot_be(capsys, folder, tmp_path, monkeypatc
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--dipole-key", "mu"], "--dipole-key: "),
         (["--charges-key", "q"], "does not predict charges"),
+        (["--stress-unit", "GPa"], "--stress-unit has no effect: no stress is read from the data"),
+        (["--dipole-unit", "debye"], "--dipole-unit has no effect"),
+        (["--forces-unit", "eV/angstrom", "--forces-key", "null"], "--forces-unit has no effect"),
     ):
         assert words in fails(capsys, 2, "evaluate", model, data, *more)
     assert "the model comes first" in fails(capsys, 2, "evaluate", data, model)

@@ -323,6 +323,9 @@ def test_unknown_hyper_parameters_can_be_left_out():
     args, state, system = golden("tensornet_o3")
     potential = convert({**args, "my_note": "x", "not_set": None}, state, ignore=["my_note"])
     assert torch.equal(potential(system).energy, convert(args, state)(system).energy)
+    for idle in ("my_notes", "not_set", "num_layers"):
+        with pytest.raises(BadCheckpoint, match=f"ignore: {idle} has no effect"):
+            convert({**args, "my_note": "x", "not_set": None}, state, ignore=["my_note", idle])
 
 
 def test_units_and_elements():

@@ -114,6 +114,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     elif not keys.keys() - {"charge", "spin", "numbers", "positions"}:
         raise BadConfig("no labels are left to compare with; to predict only, give --unlabelled and --output")
     dataset = _opened(options, read, keys, units)
+    _refuse_idle_units(options, dataset)
     chosen = _frames_of_split(options, dataset) if options.split or options.subset else _frames(dataset, sources, files)
     frames = Frames(dataset, chosen, (ensemble or potential).cutoff, cache_bytes=0)
     plain = trained.get("units") or {}
@@ -214,6 +215,15 @@ def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str],
     for name in absent:
         note(f"no frame has '{keys[name]}', which was {property_of(name)} in the training; it is left out")
     return dataset
+
+
+def _refuse_idle_units(options: argparse.Namespace, dataset: Dataset) -> None:
+    """Raise BadConfig for units of labels that the data do not have, or that are not read."""
+    derived = {"energy": ("energy", "forces", "stress", "virial")}  # whose units may follow from it
+    parts = getattr(dataset, "datasets", [dataset])
+    for name in _UNITS:
+        if name != "length" and not any(part.counts[label] for part in parts for label in derived.get(name, (name,))):
+            refuse_idle(options, [f"{name}_unit"], f"no {name} is read from the data; see --{name}-key")
 
 
 def _frames(dataset: Dataset, sources: Sequence[tuple[str, str | None]], files: Sequence[list[str]]) -> list[int]:

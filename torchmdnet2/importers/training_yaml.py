@@ -93,15 +93,20 @@ def model_config(
         decisions: list to which sentences are added.
 
     Raises:
-        BadCheckpoint: a hyper-parameter is unknown, or has no equivalent in this package.
+        BadCheckpoint: a hyper-parameter is unknown, or has no equivalent in this package; or `ignore` names one that
+            is not unknown.
     """
     theirs = args.get("model")
     if theirs not in MODELS:
         raise BadCheckpoint(f"the model '{theirs}' is unknown; known: {', '.join(MODELS)}")
     name = MODELS[theirs]
-    known = {*COMMON, *_READ_HERE, *NO_EFFECT, *ignore, *(k for table in ARGUMENTS.values() for k in table)}
-    unknown = sorted(key for key in set(args) - known if args[key] is not None)  # None: not set
-    if unknown:
+    known = {*COMMON, *_READ_HERE, *NO_EFFECT, *(k for table in ARGUMENTS.values() for k in table)}
+    others = {key for key in set(args) - known if args[key] is not None}  # None: not set
+    if idle := sorted(set(ignore) - others):
+        raise BadCheckpoint(
+            f"ignore: {', '.join(idle)} has no effect: the checkpoint sets no unknown hyper-parameter of this name"
+        )
+    if unknown := sorted(others - set(ignore)):
         raise BadCheckpoint(
             f"the hyper-parameters {', '.join(unknown)} are unknown, and could change the model's results; if they "
             "do not, pass ignore=[…] with their names"
