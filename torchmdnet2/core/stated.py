@@ -753,19 +753,16 @@ def _of_text(text: str, known: Collection[str], numbers: np.ndarray | None, key:
             yield f"'{whole[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge={charge}"
 
 
-def warn_of_text(
-    text: str, known: Collection[str] = (), numbers: np.ndarray | None = None, key: str = "", where: str = ""
-) -> None:
+def warn_of_text(text: str, known: Collection[str], numbers: np.ndarray, where: str) -> None:
     """Warn of a charge or a multiplicity in free text, as a title.
 
     Args:
         text: any.
         known: "charge" or "spin" where it is stated elsewhere.
         numbers: [N] atomic numbers of the structure, for formulas with a charge.
-        key: name of the entry that has this text; "": none.
         where: the structure, for the message, as "a.sdf: ".
     """
-    _warn(_of_text(text, known, numbers, key), where)
+    _warn(_of_text(text, known, numbers, ""), where)
 
 
 def _warn(doubts: Iterable[str], where: str = "", told: set[str] | None = None) -> bool:
