@@ -58,7 +58,9 @@ def test_checkpoints_give_their_outputs(name, tmp_path):
 def test_w1_so3_models_keep_their_hand():
     """W1: the antisymmetric part has the sign of the version that trained the model: 3.x −1, 2.x +1."""
     args, state, system = golden("tensornet_so3")
-    three, two = convert(args, state), convert(args, state, layout="2.x")
+    three = convert(args, state)
+    del state["representation_model.distance.box"]  # it proves 3.x
+    two = convert(args, state, layout="2.x")
     assert "sign -1" in decisions(three) and "sign +1" in decisions(two)
     mirrored = system.replace(pos=system.pos * torch.tensor([1.0, 1.0, -1.0]))
     assert float((three(system).energy - three(mirrored).energy).abs().max()) > 1e-3
@@ -97,6 +99,21 @@ def test_the_2x_layout_is_proved_not_guessed():
     # both: refused
     with pytest.raises(BadCheckpoint, match="by hand"):
         convert(args, {**state, "representation_model.distance.box": torch.zeros(3, 3)})
+
+
+def test_a_layout_that_the_file_disproves_is_refused():
+    """The energies would be wrong, without a word."""
+    files = {"2.x": "lightning_2x_tensornet.ckpt", "3.x": "lightning_3x_tensornet.ckpt"}
+    for layout, other in (("2.x", "3.x"), ("3.x", "2.x")):
+        path = FOLDER / files[layout]
+        system, data = inputs("lightning_3x_tensornet")
+        assert torch.allclose(import_checkpoint(path, layout=layout).double()(system).energy, data["out/y"].flatten())
+        with pytest.raises(BadCheckpoint, match=rf"layout {other} is given, and TorchMD-Net {layout} wrote .* Leave"):
+            import_checkpoint(path, layout=other)
+    # a file that was changed by hand needs the user's word
+    args, state = read_checkpoint(FOLDER / files["2.x"])
+    both = {**state, "representation_model.distance.box": torch.zeros(3, 3)}
+    assert "as requested" in decisions(convert(args, both, layout="2.x"))
 
 
 def test_aceff_names():

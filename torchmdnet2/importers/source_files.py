@@ -65,8 +65,10 @@ _EMBEDDING_ROWS = re.compile(r"^representation_model\.tensor_embedding\.linears_
 _LAYER_ROWS = re.compile(r"^representation_model\.layers\.\d+\.linears_scalar\.2\.(weight|bias)$")
 
 
-def prove_layout(state: Mapping[str, Tensor], args: Mapping[str, Any], decisions: list[str]) -> Layout:
-    """Return the layout that the evidence in a checkpoint proves.
+def prove_layout(
+    state: Mapping[str, Tensor], args: Mapping[str, Any], decisions: list[str], given: Layout | None = None
+) -> Layout:
+    """Return the layout that the evidence in a checkpoint proves, or the given one if it proves none.
 
     Evidence, strongest first: the buffer `distance.box`, which version 3 stores and version 2 does not; names of
     layers from before version 3; the hyper-parameter `check_errors`, which users also carry along in YAML files of
@@ -76,13 +78,28 @@ def prove_layout(state: Mapping[str, Tensor], args: Mapping[str, Any], decisions
         state: TorchMD-Net's tensors, with names without the leading "model.".
         args: its hyper-parameters.
         decisions: list to which a sentence is added.
+        given: the layout that the user states, if any.
 
     Raises:
-        BadCheckpoint: the evidence is contradictory, or there is none.
+        BadCheckpoint: the evidence is contradictory, or there is none, and no layout is given; or the given one is not
+            that of the evidence.
     """
     box = "representation_model.distance.box" in state
     old_names = any(pattern.search(name) for pattern in _OLD_NAMES for name in state)
     check_errors = "check_errors" in args
+    shown = None if box and old_names else "3.x" if box else "2.x" if old_names or check_errors else None
+    reason = (
+        "it has the buffer distance.box" if box else "old layer names" if old_names
+        else "no buffer distance.box and the hyper-parameter check_errors"
+    )  # fmt: skip
+    if given is not None and shown is None:
+        decisions.append(f"the checkpoint is taken as one of TorchMD-Net {given}, as requested")
+        return given
+    if given not in (None, shown):
+        raise BadCheckpoint(
+            f"layout {given} is given, and TorchMD-Net {shown} wrote the checkpoint ({reason}): its energies would be "
+            "wrong. Leave layout out"
+        )
     if box and old_names:
         raise BadCheckpoint(
             "the checkpoint has the buffer distance.box of version 3 and layer names of version 2: it was changed by "
@@ -90,10 +107,9 @@ def prove_layout(state: Mapping[str, Tensor], args: Mapping[str, Any], decisions
         )
     if box:
         note = "; the hyper-parameter check_errors is ignored" if check_errors else ""
-        decisions.append(f"TorchMD-Net 3.x wrote the file: it has the buffer distance.box{note}; rows keep their order")
+        decisions.append(f"TorchMD-Net 3.x wrote the file: {reason}{note}; rows keep their order")
         return "3.x"
-    if old_names or check_errors:
-        reason = "old layer names" if old_names else "no buffer distance.box and the hyper-parameter check_errors"
+    if shown is not None:
         decisions.append(f"TorchMD-Net 2.x wrote the file ({reason}): rows of the filters are put in the new order")
         return "2.x"
     raise BadCheckpoint(

@@ -235,7 +235,8 @@ def import_checkpoint(
         path: a Lightning checkpoint (.ckpt) of TorchMD-Net 2.x or 3.x.
         energy_unit: unit of the energies in the training; lengths must be in Å.
         elements: atomic numbers of the training; None allows all that the model can represent.
-        layout: "2.x" or "3.x", for a checkpoint that does not prove which version wrote it.
+        layout: "2.x" or "3.x", for a checkpoint that does not prove which version wrote it. Another
+            one than the checkpoint proves is an error.
         ignore: names of unknown hyper-parameters that do not change the results.
 
     Raises:
@@ -302,10 +303,7 @@ def _convert(
     model = MODELS.get(str(args.get("model")))
     sign = 1
     if model in ("tensornet", "tensornet2"):
-        if layout is None:
-            layout = prove_layout(state, args, decisions)
-        else:
-            decisions.append(f"the checkpoint is taken as one of TorchMD-Net {layout}, as requested")
+        layout = prove_layout(state, args, decisions, layout)
         sign = 1 if layout == "2.x" else -1
     state = modern_names(state)
     if layout == "2.x" and model is not None:
