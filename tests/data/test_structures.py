@@ -443,6 +443,22 @@ def test_a_dummy_cell_of_a_pdb_file_is_none(tmp_path, cell):
     assert read_structures(pdb(path, (20, 20, 20)))[0].pbc.all()
 
 
+def test_a_placeholder_of_a_cell_is_named_in_data_and_streams_once(tmp_path):
+    """In the words of a single structure, by the file where it is known."""
+    frame = molecule("H2O", cell=np.eye(3), pbc=True)
+    write(tmp_path / "a.xyz", [frame] * 3, format="extxyz")
+    words = "the cell of 1 × 1 × 1 Å is a placeholder; the structure is read as a molecule"
+    for read, first in (
+        (lambda path: open_dataset(path, {})[2].system.pbc.numpy(), f"{tmp_path / 'a.xyz'}: "),
+        (lambda path: read_structures(path)[0].pbc, f"{tmp_path / 'a.xyz'}: "),
+        (lambda path: [record.parsed().starts[0].pbc for record in RecordFile(str(path))], ""),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            assert not np.any(read(tmp_path / "a.xyz"))
+        assert [str(warning.message) for warning in caught] == [first + words]
+
+
 # --- texts of other programs -----------------------------------------------------------------------------------------
 
 GAUSSIAN_INPUT = "%mem=1GB\n# wb97xd/def2tzvp\n\noxalate\n\n-2 1\n{atoms}\n\n"

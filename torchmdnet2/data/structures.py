@@ -48,6 +48,7 @@ from .program_texts import (
 __all__ = [
     "Beside", "Found", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
     "read_structures", "reason", "structure_of_molfile", "structure_of_xyz", "warn_of_hydrogens",
+    "warn_of_placeholder",
 ]  # fmt: skip
 
 
@@ -660,8 +661,8 @@ def _completed(found: Found, where: str, file: str = "", drawn: bool = False) ->
         if atoms.calc is not None:
             words = ", ".join(dict.fromkeys(unit.source for unit in stated_units(info).values()))
             warnings.warn(
-                f"{where.partition(', structure ')[0]}: the file states {words}; energies and forces are left out, "
-                "torchmdnet2.data.open_dataset reads them",
+                f"{file}the file states {words}; energies and forces are left out, torchmdnet2.data.open_dataset reads "
+                "them",
                 StructureWarning,
                 stacklevel=4,
             )
@@ -670,11 +671,7 @@ def _completed(found: Found, where: str, file: str = "", drawn: bool = False) ->
         atoms.set_positions(atoms.positions * sizes.get("length", 1.0), apply_constraint=False)
         _restate_units(info)
     if no_cell(atoms.cell.array, atoms.pbc):
-        warnings.warn(
-            f"{where}: the cell of 1 × 1 × 1 Å is a placeholder; the structure is read as a molecule",
-            StructureWarning,
-            4,
-        )
+        warn_of_placeholder(file)
         atoms.set_cell(None)
         atoms.set_pbc(False)
     _warn_of_disorder(info.get("occupancy"), where)
@@ -695,6 +692,12 @@ def _completed(found: Found, where: str, file: str = "", drawn: bool = False) ->
         atoms.info = Told(info)
         atoms.info.doubts = frozenset(told)
     return atoms
+
+
+def warn_of_placeholder(file: str) -> None:
+    """Warn of a cell that `core.stated.no_cell` finds, in the same words for all structures of a file."""
+    words = f"{file}the cell of 1 × 1 × 1 Å is a placeholder; the structure is read as a molecule"
+    warnings.warn(words, StructureWarning, stacklevel=4)
 
 
 def _warn_of_disorder(occupancy: Any, where: str) -> None:
