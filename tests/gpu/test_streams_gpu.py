@@ -126,8 +126,9 @@ def test_optimizer_takes_the_steps_of_a_cpu():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
-def test_two_gpus_keep_the_order():
+@pytest.mark.parametrize("run", [torchmdnet2.score, torchmdnet2.relax])
+def test_two_gpus_keep_the_order(run):
     starts = [copy.deepcopy(molecule("H2O")) if k % 3 else molecule("CH4") for k in range(40)]
-    found = [torchmdnet2.score("organic-small", starts, devices=names, block=4) for names in ("cuda:0", "all")]
+    found = [run("organic-small", starts, devices=names, block=4) for names in ("cuda:0", "all")]
     for one, two in zip(*found, strict=True):
         assert abs(one.structures[0].info["energy"] - two.structures[0].info["energy"]) < 2e-4

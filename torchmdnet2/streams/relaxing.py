@@ -437,7 +437,7 @@ class _Batch:
         mail, event = self._mail[0], torch.cuda.Event()
         self._mail.reverse()
         mail.copy_(self._numbers, non_blocking=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.room.device))
         self._sent.append((mail, event))
 
     @property
