@@ -72,6 +72,26 @@ def test_missing_files(folder):
         open_dataset([])
 
 
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({"a.data": "begin\ncomment\n"}, "n2p2"),
+        ({"a.cfg": "BEGIN_CFG\n Size\n"}, "mlip/Cu-Al"),
+        ({"a.log": " Entering Gaussian System, Link 0\n"}, "gaussian-out"),
+        ({"a/type.raw": "0", "a/set.000/coord.npy": ""}, "dpdata/deepmd/npy"),
+        ({"a/type.raw": "0", "a/set.000/real_atom_types.npy": ""}, "dpdata/deepmd/npy/mixed"),
+        ({"a/type.raw": "0", "a/coord.raw": ""}, "dpdata/deepmd/raw"),
+    ],
+)
+def test_the_format_that_a_file_or_folder_looks_like_is_proposed(tmp_path, files, name):
+    """Ours, where there is one, before those of ase.io."""
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    with pytest.raises((BadData, FileNotFoundError), match=rf"as in data\.format: {name} \(--format {name}\)"):
+        open_dataset(tmp_path / next(iter(files)).split("/")[0])
+
+
 def test_a_name_with_brackets_is_a_file_first(folder):
     (folder / "x[1].xyz").write_bytes((folder / "a.xyz").read_bytes())
     assert energies(open_dataset(folder / "x[1].xyz")) == [1]

@@ -58,6 +58,14 @@ class DpdataReader(FrameReader):
             raise BadData(f"{self.path}: dpdata converts to eV and Å: leave units out, or give eV and angstrom")
 
     @classmethod
+    def guess(cls, path: str) -> str:
+        if not (Path(path) / "type.raw").is_file():
+            return ""
+        sets = list(Path(path).glob("set.*"))
+        mixed = any((part / "real_atom_types.npy").is_file() for part in sets)
+        return f"dpdata/deepmd/{'npy/mixed' if mixed else 'npy' if sets else 'raw'}"
+
+    @classmethod
     def require(cls, variant: str | None) -> None:
         if find_spec("dpdata") is None:
             raise MissingBackend("formats of dpdata need dpdata: pip install 'torchmdnet2[dpdata]'")

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import BadData
 from .ase_formats import FrameReader
 from .extxyz import Frame
-from .reader import register_format
+from .reader import first_words, register_format
 
 __all__ = ["MlipReader"]
 
@@ -36,6 +36,10 @@ class MlipReader(FrameReader):
         if variant is None or any(name not in atomic_numbers for name in variant.split("-")):
             raise BadData("data format 'mlip': name the elements of types 0, 1, … after it, as in mlip/Cu-Al"
                           + ("" if variant is None else f"; not {variant}"))  # fmt: skip
+
+    @classmethod
+    def guess(cls, path: str) -> str:
+        return "mlip/Cu-Al" if first_words(path) == ["BEGIN_CFG"] else ""
 
     def frames(self) -> Iterator[Frame]:
         block: list[list[str]] | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import BadData
 from .ase_formats import FrameReader
 from .extxyz import Frame, numbers_of
-from .reader import register_format
+from .reader import first_words, register_format
 
 __all__ = ["N2P2Reader"]
 
@@ -24,6 +24,10 @@ class N2P2Reader(FrameReader):
     """Reads an `input.data`; the labels are energy, forces and charges. The entry "charge" is the total charge."""
 
     default_units: ClassVar = {"energy": "hartree", "length": "bohr"}
+
+    @classmethod
+    def guess(cls, path: str) -> str:
+        return "n2p2" if first_words(path) == ["begin"] else ""
 
     def frames(self) -> Iterator[Frame]:
         with open(self.path, encoding="utf-8-sig") as file:

@@ -47,6 +47,7 @@ __all__ = [
     "data_files",
     "files_in",
     "find_format",
+    "first_words",
     "format_of",
     "joined",
     "make_readers",
@@ -123,6 +124,11 @@ class Reader(ABC):
                 raise BadData(f"unknown data format '{name}/{variant}': {name} has no variants")
             hint = did_you_mean(variant, variants) or "."
             raise BadData(f"unknown data format '{name}/{variant}'{hint} {name} reads {', '.join(sorted(variants))}")
+
+    @classmethod
+    def guess(cls, path: str) -> str:
+        """Return the name of this format, for an error message, if the file or folder looks like one; else ""."""
+        return ""
 
     @classmethod
     def readers(cls, paths: Sequence[str], keys: Names, units: Names, variant: str | None) -> list[Reader]:
@@ -376,14 +382,28 @@ def format_of(path: str) -> Format:
 
 
 def _guess(path: str) -> str:
-    """Return the format that ase.io assumes for a file, as an example for messages."""
+    """Return the format that a reader or ase.io assumes for a file or folder, as an example for messages."""
     from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 
-    try:
-        found = filetype(path)
-    except (UnknownFileTypeError, OSError, UnicodeDecodeError):
-        found = ""
-    return f", as in data.format: {found} (--format {found})" if found in ioformats else " (data.format, --format)"
+    found = next(filter(None, (FORMATS[name].guess(path) for name in FORMATS)), "")
+    if not found and not Path(path).is_dir():
+        try:
+            found = filetype(path)
+        except (UnknownFileTypeError, OSError, UnicodeDecodeError):
+            pass
+        found = found if found in ioformats else ""
+    return f", as in data.format: {found} (--format {found})" if found else " (data.format, --format)"
+
+
+def first_words(path: str) -> list[str]:
+    """Return the words of the first line of a file; none of a folder."""
+    if Path(path).is_dir():
+        return []
+    with open(path, "rb") as file:
+        return file.readline(_HEAD).decode(errors="replace").split()
+
+
+_HEAD = 256  # bytes
 
 
 def make_readers(paths: Sequence[str], keys: Names, units: Names, formats: Sequence[Format]) -> list[Reader]:
@@ -416,7 +436,10 @@ def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) ->
         matches = sorted(_glob.glob(path, recursive=True)) if _glob.has_magic(path) else []
         if not matches:
             if Path(path).is_dir():
-                raise FileNotFoundError(f"{path} is a folder; name the files in it, as in '{Path(path) / '*.xyz'}'")
+                raise FileNotFoundError(
+                    f"{path} is a folder; name the files in it, as in '{Path(path) / '*.xyz'}', or give the format of "
+                    f"the folder{_guess(path)}"
+                )
             folder = Path(path).parent
             near = did_you_mean(Path(path).name, [p.name for p in folder.iterdir()] if folder.is_dir() else [])
             raise FileNotFoundError(f"there is no data file {path}{near}")
