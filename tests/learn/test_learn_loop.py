@@ -246,6 +246,20 @@ def test_starts_that_the_models_will_not_know(raw_learn, tmp_path, monkeypatch, 
     assert not list(Path(raw["output"]["folder"]).iterdir())
 
 
+def test_what_the_first_training_refuses_can_be_corrected_in_the_same_folder(raw_learn, monkeypatch):
+    monkeypatch.setattr(loop, "run_training", lambda *_, **__: pytest.fail("a training began"))
+    for change, words in (
+        ({"train__model__max_z": 5}, r"model\.max_z: O is in the training frames"),
+        ({"train__priors": [{"name": "atomref", "energies": {"1": -13.6}}]}, "atomref.energies has no entry for O"),
+    ):
+        with pytest.raises(BadConfig, match=words):
+            run_learning(parse_learn_config(changed(raw_learn, **change)))
+    bare = {"start": {**raw_learn["start"], "labelled": False}, "train__model__max_z": 5}
+    with pytest.raises(BadConfig, match=r"train\.model: elements must be atomic numbers 1 … 4"):
+        run_learning(parse_learn_config(changed(raw_learn, **bare)))
+    assert {path.name for path in Path(raw_learn["output"]["folder"]).iterdir()} <= {"verify.old", "log.txt"}
+
+
 def test_starts_that_the_model_of_init_knows(raw_learn, tmp_path):
     """A first round that fine-tunes: its models know what the base knows, too."""
     base = tiny_potential(elements=[1, 8, 9], total_charges=[0, -2])
@@ -367,8 +381,8 @@ def test_a_folder_with_a_run_is_respected(finished, brittle, tmp_path):
 
 
 KILLS = [
+    ("torchmdnet2.learn.loop", "write_frames", 4),  # between validation.xyz and train.xyz
     ("torchmdnet2.learn.labelling", "append", 1),  # while start frames are labelled again
-    ("torchmdnet2.learn.loop", "write_frames", 2),  # between validation.xyz and train.xyz
     ("torchmdnet2.training.run.run", "write_metrics", 2),  # within a training
     ("torchmdnet2.learn.loop", "run_training", 2),  # between two members
     ("torchmdnet2.learn.loop", "write_ensemble", 1),
@@ -429,7 +443,7 @@ class Died(BaseException):
 def test_interrupted_in_several_phases_and_resumed_to_the_same_bits(finished, brittle, monkeypatch, tmp_path):
     raw, whole, _ = finished
     config = parse_learn_config(changed(raw, output__folder=str(tmp_path / "parts")))
-    for module, name, count in KILLS[1::4]:
+    for module, name, count in KILLS[:1] + KILLS[5::4]:
         place, calls = import_module(module), []
         original = getattr(place, name)
 

@@ -20,7 +20,7 @@ from .workers import Outcome, Task, label_all
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["FAILED", "LABELLED", "LABELS", "label_frames", "put_aside"]
+__all__ = ["FAILED", "LABELLED", "LABELS", "RESULTS", "label_frames", "put_aside"]
 
 RESULTS, LABELLED, FAILED, LABELS = "labels.jsonl", "labelled.xyz", "failed.xyz", "labels"
 

@@ -38,12 +38,12 @@ from ..training.config.config import Config
 from ..training.reporting.log import TrainingLog
 from ..training.run.folder import DONE, differences, exclusive_folder
 from ..training.run.run import run_training
-from ..training.run.setup import device_of
+from ..training.run.setup import device_of, make_setup, require_usable
 from ..training.run.start import own_torch_state
 from ..training.steps.trainer import Interrupted
 from .config import DynamicsConfig, LearnConfig
 from .labellers import make_labeller
-from .labelling import FAILED, LABELLED, LABELS, label_frames, put_aside
+from .labelling import FAILED, LABELLED, LABELS, RESULTS, label_frames, put_aside
 from .report import RoundSummary, errors_of, first_words, temperatures_of, validation_errors, write_report
 from .selection import (
     Trajectory,
@@ -222,6 +222,7 @@ def check_starts(config: LearnConfig, folder: Path) -> None:
     Raises:
         UnknownElement, UntrainedCharge: no training frame, nor the model of `train.init`, has an element or the charge.
         Unphysical: atoms overlap in a start.
+        BadConfig: `train.model` cannot know an element of the frames.
     """
     frames, starts = read_frames(folder / START), read_frames(folder / STARTS)
     train = System.from_ase(divided(frames, config.validation)[0])
@@ -235,7 +236,10 @@ def check_starts(config: LearnConfig, folder: Path) -> None:
             "total_charges": None if base.total_charges is None else sorted(charges | {*base.total_charges}),
             "closed_shell": base.closed_shell and not bool((train.electrons.round() % 2 == 1).any()),
         }
-    potential = Potential.from_config({**network.config, **known}, network)
+    try:
+        potential = Potential.from_config({**network.config, **known}, network)
+    except ValueError as error:  # an element above max_z
+        raise BadConfig(f"train.model: {error}") from None
     setting = "start.file" if config.dynamics.starts is None else "dynamics.starts"
     for k in dict.fromkeys(_chosen(starts, config.dynamics)):
         try:
@@ -396,12 +400,18 @@ class _Loop:
         if not (folder / CONFIG).is_file():
             atomic_write(folder / CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
         (folder / FINISHED).unlink(missing_ok=True)
+        begun = self._of(0) / "member_0"
         try:
             prepare_start(config, folder)
+            if config.start.labelled and not begun.exists():  # what the first training would refuse
+                self._of(0).mkdir(exist_ok=True)
+                self._label(0)
+                require_usable(make_setup(self._training(0, 0)))
             check_starts(config, folder)
             verify_start(config, folder, self.say)
         except (ValueError, OSError, Unphysical):
-            if not self._of(0).exists():  # an error at the start can be corrected in the same folder
+            if not (begun.exists() or (self._of(0) / RESULTS).exists()):  # it can be corrected in the same folder
+                shutil.rmtree(self._of(0), ignore_errors=True)
                 clear_start(folder, (CONFIG, RUN))
             raise
         self.starts = read_frames(folder / STARTS)
