@@ -45,6 +45,16 @@ def test_a_key_of_its_own_and_charges(tmp_path):
     assert float(sample.labels["energy"][0]) == pytest.approx((ENERGY[0] + 1) * KCAL_MOL, rel=1e-15)
 
 
+def test_a_placeholder_of_a_cell_is_an_error(tmp_path):
+    """Here nothing says that it comes of a PDB file, and the cell is easily left out."""
+    cells = np.tile(8 * np.eye(3), (5, 1, 1))
+    cells[3] = np.eye(3)
+    content = {**SGDML, "cell": cells, "pbc": [True, True, True]}
+    with pytest.raises(BadData, match=r"a\.npz, frame 3: the cell of 1 × 1 × 1 Å is a placeholder, .* leave the cell"):
+        open_dataset(written(tmp_path, content), KEYS, UNITS)
+    assert len(open_dataset(written(tmp_path, {**content, "pbc": [False] * 3}), KEYS, UNITS)) == 5
+
+
 def test_charge_spin_and_units_under_other_names_are_listed(tmp_path):
     """In what `train` notes, and not where their names were given or are the usual ones."""
     path = written(tmp_path, {**SGDML, "total_charge": -1, "mult": np.full(5, 2), "e_unit": "eV", "r_unit": "A"})

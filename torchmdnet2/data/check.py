@@ -33,9 +33,9 @@ def check_sample(sample: Sample, where: str) -> Sample:
 
     Raises:
         BadData: no atoms; an atomic number outside 1 … 118; a position or cell that is not finite; a lattice vector
-            below 0.1 Å; a charge or spin that is not a whole number, or above 10,000; a label with an unknown name or
-            a wrong shape, or an infinite one (NaN means no label); a stress of a structure without volume, or one that
-            is not symmetric.
+            below 0.1 Å; a cell of 1 × 1 × 1 Å; a charge or spin that is not a whole number, or above 10,000; a label
+            with an unknown name or a wrong shape, or an infinite one (NaN means no label); a stress of a structure
+            without volume, or one that is not symmetric.
     """
     system, labels = sample.system, sample.labels
     if system.num_systems != 1 or system.num_atoms == 0:
@@ -50,6 +50,11 @@ def check_sample(sample: Sample, where: str) -> Sample:
         raise BadData(f"{where}: {error}") from error
     if bool(_short(system).any()):
         raise BadData(f"{where}: a lattice vector is shorter than {_SHORTEST} Å; is the unit of length right?")
+    if bool(_placeholder(system).any()):
+        raise BadData(
+            f"{where}: the cell of 1 × 1 × 1 Å is a placeholder, which PDB files have where there is none: leave the "
+            "cell of molecules out"
+        )
     for name in ("charge", "spin"):
         whole_number(float(getattr(system, name)[0]), name, where)
     for name, value in labels.items():
@@ -97,6 +102,7 @@ def _passes(batch: Sample) -> bool:
         system.charge.abs().max() <= LARGEST,
         system.spin.max() <= LARGEST,
         ~_short(system).any(),
+        ~_placeholder(system).any(),
     ]
     for name, value in batch.labels.items():
         if name not in LABELS or tuple(value.shape) != LABELS[name].of(system):
@@ -129,6 +135,12 @@ def _check_label(name: str, value: Tensor, system: System, where: str) -> None:
 def _short(system: System) -> Tensor:
     """Return which lattice vectors are too short to be real, [B, 3]."""
     return system.pbc & (system.cell.norm(dim=2) < _SHORTEST)
+
+
+def _placeholder(system: System) -> Tensor:
+    """Return which cells are the cube that `core.stated.no_cell` finds, [B]."""
+    away = (system.cell - torch.eye(3, dtype=system.cell.dtype)).abs().amax((1, 2))
+    return system.pbc.all(1) & (away < 1e-3)
 
 
 def _skew(stress: Tensor) -> Tensor:
