@@ -116,6 +116,21 @@ def virial(k, atoms, e, f, s):
     return atoms, e, f, None if s is None else -s * atoms.get_volume()
 
 
+def cells(change: Callable) -> Callable:
+    """Other cells or periodicity, with the same positions, in an orientation in which cells are not symmetric."""
+    random = np.random.default_rng(0)
+    turn = np.linalg.qr(random.normal(size=(3, 3)))[0]
+    turn *= np.linalg.det(turn)
+
+    def plant(k, atoms, e, f, s):
+        atoms.positions = atoms.positions @ turn
+        cell, atoms.pbc = change(atoms.cell.array @ turn, atoms.pbc)
+        atoms.set_cell(cell)
+        return atoms, e, f @ turn, None if s is None else turn.T @ s @ turn
+
+    return plant
+
+
 def some(every: int, plant: Callable) -> Callable:
     """Put the fault into every third or fourth frame."""
     return lambda k, *labels: plant(k, *labels) if k % every == 2 else labels
@@ -225,11 +240,18 @@ FAULTS: dict[str, tuple[Callable, bool]] = {
     "stress of the first frame in all": (scaled(), True),
     "stress of the next frame": (scaled(), True),
     "stress as virial": (virial, True),
+    "cell × 1.2": (cells(lambda cell, pbc: (1.2 * cell, pbc)), True),
+    "cell × 0.9": (cells(lambda cell, pbc: (0.9 * cell, pbc)), True),
+    "cell in bohr (× 1.89)": (cells(lambda cell, pbc: (cell / BOHR, pbc)), True),
+    "cell transposed": (cells(lambda cell, pbc: (cell.T, pbc)), True),
+    "one direction open": (cells(lambda cell, pbc: (cell, pbc & np.array([True, True, False]))), True),
+    "no direction periodic": (cells(lambda cell, pbc: (cell, False)), True),
     "stress of every tenth frame 0": (lambda k, a, e, f, s: (a, e, f, 0 * s if k % 10 == 3 else s), True),
 }
 
 SIGNS = {
     "refused": "refused",
+    "cell": "the cell of",
     "axes": "have x and",
     "axes ": "have y and",
     "axes  ": "axes in the order",

@@ -7,6 +7,7 @@ from crystals import crystals
 
 from torchmdnet2.data import InMemoryDataset, Sample, statistics
 from torchmdnet2.data.pair_regression import PLAIN, UNITS, regression
+from torchmdnet2.system import System
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +104,53 @@ def test_forces_of_any_other_structure_are_not_described(right):
         np.linalg.qr(rng.normal(size=(3, 3)))[0]))  # fmt: skip
     result = found(wrong)
     assert result.explained < 0.3 and result.energy is None
+
+
+# --- cells ---
+
+
+def in_cells(samples, **change):
+    """Samples whose structures have other cells or periodicity."""
+    return [
+        Sample(s.system.replace(**{name: new(getattr(s.system, name)) for name, new in change.items()}), s.labels)
+        for s in samples
+    ]
+
+
+CELLS = {
+    "with lattice vectors about 0.83 times as long": {"cell": lambda cell: 1.2 * cell},
+    "with lattice vectors about 1.11 times as long": {"cell": lambda cell: 0.9 * cell},
+    "with lattice vectors about 1.89 times as long": {"cell": lambda cell: cell / 1.8897},
+    "with the transposed cell": {"cell": lambda cell: cell.transpose(1, 2)},
+    "with periodicity along all lattice vectors": {"pbc": lambda pbc: pbc & torch.tensor([True, True, False])},
+}
+
+
+@pytest.mark.parametrize("words", CELLS)
+def test_a_wrong_cell_is_named(right, words):
+    turn = torch.linalg.qr(torch.tensor([[1.0, 0.3, -0.5], [0.2, 1, 0.7], [0.4, -0.6, 1]], dtype=torch.float64))[0]
+    turned = []  # cells of cubic crystals along the axes are nearly symmetric
+    for s in right:
+        system = s.system.replace(pos=s.system.pos @ turn, cell=s.system.cell @ turn)
+        turned.append(Sample(system, {**s.labels, "forces": s.labels["forces"] @ turn}))
+    assert found(turned).cell is None
+    assert found(in_cells(turned, **CELLS[words])).cell == words
+
+
+def test_a_cell_of_something_else_is_named():
+    """Clusters with the cell of the crystal."""
+    from ase.build import bulk
+    from ase.calculators.emt import EMT
+
+    random, samples = np.random.default_rng(0), []
+    for _ in range(25):
+        atoms = bulk("Cu", cubic=True, a=3.75) * (2, 2, 1)
+        atoms.positions += random.normal(0, 0.06, atoms.positions.shape)
+        atoms.pbc = False
+        atoms.calc = EMT()
+        labels = {"energy": [atoms.get_potential_energy()], "forces": atoms.get_forces()}
+        cell = random.normal(3.75, 0.05) * np.diag([2.0, 2, 1])
+        system = System.from_ase(atoms).replace(cell=torch.tensor(cell))
+        samples.append(Sample(system, {name: torch.tensor(value) for name, value in labels.items()}))
+    assert found(samples).cell is None
+    assert found(in_cells(samples, pbc=lambda pbc: ~pbc)).cell == "without a cell"

@@ -225,7 +225,7 @@ def _of_pairs(dataset: Dataset, frames: np.ndarray, forces: np.ndarray) -> tuple
     kinds = len(np.unique(dataset.batch(frames[:1]).system.z.numpy()))
     if forces.size * columns_of(kinds) > _MATRIX:
         return none
-    design = Design(dataset.batch(frames))
+    design = Design(dataset.batch(frames).system)
     if not design.scale.any():
         return none
     solution = LinearFit(design.forces)(forces.reshape(-1))

@@ -11,12 +11,14 @@ these labels, in turn with the choice of the frames, from two starts: no frame a
 described best without a change. A fault of all frames can be found if it concerns axes or the order of frames. A wrong
 sign or unit can be found if only some frames have it.
 
+The same is done with the cell: other lengths of the lattice vectors, the transposed cell, other periodicity.
+
 Shapes: B frames, N atoms of all of them, E directed edges, P pairs of elements, K functions, C = P·K columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ..neighbors import neighbor_list
+from ..system import System
 from .dataset import Dataset, Sample
 from .statistics import Statistics
 
@@ -94,6 +97,7 @@ class Regression:
         per_atom: the same, if the energies are energies per atom.
         stress: order of the components -> factor of the stresses; empty without stresses.
         freedom: number of independent energies: the frames less what composition, volume and state explain.
+        cell: words for another cell, with which the fit is much better; nothing else is compared then.
     """
 
     frames: np.ndarray
@@ -105,6 +109,7 @@ class Regression:
     per_atom: Factor | None = None
     stress: dict[str, Factor] = field(default_factory=dict)
     freedom: int = 0
+    cell: str | None = None
 
 
 def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regression | None:
@@ -125,11 +130,14 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
     most = int(min(_FRAMES, max(_LEAST, atoms / found.sizes[usable].mean())))
     chosen = usable[np.unique(np.linspace(0, len(usable) - 1, min(most, len(usable))).astype(int))]
     batch = dataset.batch(np.asarray(frames)[chosen])
-    design = Design(batch)
+    design = Design(batch.system)
     forces = batch.labels["forces"].double().numpy().reshape(-1)
     if not forces.any() or not design.scale.any():
         return None
     fit = LinearFit(design.forces)
+    explained = fit(forces).explained
+    if 1 - explained > _LEFT_SEEN and (cell := _cell_fault(dataset, np.asarray(frames)[chosen], found.sizes[chosen])):
+        return Regression(chosen, explained, float(np.sqrt(np.mean(forces**2))), None, cell=cell)
     owner = batch.system.batch.numpy()
     moved = _moved(dataset, np.asarray(frames)[chosen])
     fault = force_fault(fit, forces.reshape(-1, 3), owner, moved["forces"])
@@ -201,8 +209,7 @@ class Design:
         scale: [C] scale of each function.
     """
 
-    def __init__(self, batch: Sample):
-        system = batch.system
+    def __init__(self, system: System):
         neighbors = neighbor_list(system, _CUTOFF)
         vectors = neighbors.vectors(system).detach().double()
         receiver, sender = neighbors.edge_index
@@ -407,6 +414,52 @@ class LinearFit:
         precision = values / noise + 1 / prior
         mean = vectors @ (moment / noise / precision)
         return Solution(mean, vectors / np.sqrt(precision), 1 - noise * size / square, self._design @ mean)
+
+
+# --- cells ---
+
+_LEFT_SEEN = 0.05  # share of the forces from which on a wrong cell is looked for; of large cells, less is left
+_CELL_FRAMES, _CELL_ATOMS = 40, 800  # largest numbers
+_CELL_BETTER, _CELL_DESCRIBED = 0.5, 0.7  # largest ratio of residuals; least explained share
+_IMITATED = 4.0  # factor of what remains with other lengths
+_DENSEST = 3.0  # Å³ per atom; diamond has 5.7
+_SCALES = (0.1, 0.5292, *np.geomspace(0.8, 1.25, 24), 1.8897, 10.0)  # units, and cells of other structures
+
+
+def _cell_fault(dataset: Dataset, frames: np.ndarray, sizes: np.ndarray) -> str | None:
+    """Return the words for a cell with which a pair potential describes the forces much better, if there is one."""
+    most = int(np.clip(_CELL_ATOMS / sizes.mean(), 1, _CELL_FRAMES))
+    batch = dataset.batch(frames[np.unique(np.linspace(0, len(frames) - 1, most).astype(int))])
+    system, forces = batch.system, batch.labels["forces"].double().numpy().reshape(-1)
+    if not bool(system.cell.any()):
+        return None
+
+    def left(system: System) -> float:
+        return 1 - LinearFit(Design(system).forces)(forces).explained
+
+    plain = left(system)
+    found = {words: left(other) for words, other in _cells(system)}
+    good = {words: e for words, e in found.items() if e < min(_CELL_BETTER * plain, 1 - _CELL_DESCRIBED)}
+    # other lengths may imitate another fault, by atoms that no longer meet their images
+    return min(good, key=lambda words: good[words] * (_IMITATED if "times" in words else 1), default=None)
+
+
+def _cells(system: System) -> Iterator[tuple[str, System]]:
+    """Yield words for other cells, and the structures with them."""
+    given = system.cell.any(2)
+    if bool((given & ~system.pbc).any()):
+        yield "with periodicity along all lattice vectors", system.replace(pbc=given)
+    if not bool(system.pbc.any()):
+        return
+    yield "without a cell", system.replace(pbc=torch.zeros_like(system.pbc))
+    turned = torch.where(given.all(1)[:, None, None], system.cell.transpose(1, 2), system.cell)
+    if not torch.allclose(turned, system.cell, atol=1e-3):
+        yield "with the transposed cell", system.replace(cell=turned)
+    solid = system.volume > 0
+    room = float((system.volume / system.atom_counts)[solid].min()) if bool(solid.any()) else 0.0
+    for scale in _SCALES:
+        if room * scale**3 > _DENSEST:
+            yield f"with lattice vectors about {scale:.2f} times as long", system.replace(cell=system.cell * scale)
 
 
 # --- faults ---

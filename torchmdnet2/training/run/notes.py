@@ -327,6 +327,12 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
     near = agreement(frames.data, indices, known)
     fitted = regression(frames.data, indices, known)
     said, scale = None, 1.0
+    if fitted is not None and fitted.cell is not None:
+        yield (
+            f"the cell of {len(fitted.frames)} checked training frames: a pair potential fits them much better "
+            f"{fitted.cell}. Are positions, lattice vectors (rows) and periodicity of one structure, and in one unit?"
+        )
+        return
     if fitted is not None:
         yield from _of_some(frames, indices, fitted)
         if fitted.forces is not None or fitted.energies is not None:
