@@ -5,7 +5,7 @@ import pytest
 import torch
 from crystals import crystals
 
-from torchmdnet2.data import InMemoryDataset, Sample, statistics
+from torchmdnet2.data import InMemoryDataset, Sample, pair_regression, statistics
 from torchmdnet2.data.pair_regression import PLAIN, UNITS, regression
 from torchmdnet2.system import System
 
@@ -135,6 +135,18 @@ def test_a_wrong_cell_is_named(right, words):
         turned.append(Sample(system, {**s.labels, "forces": s.labels["forces"] @ turn}))
     assert found(turned).cell is None
     assert found(in_cells(turned, **CELLS[words])).cell == words
+
+
+def test_cells_without_room_are_not_tried(right, monkeypatch):
+    """A dummy cell would have thousands of images; dependent vectors have no cell."""
+    cells = torch.eye(3).double(), torch.tensor([[4.0, 0, 0], [8, 0, 0], [0, 0, 4]]).double()
+    tried, search = [], pair_regression.Design
+    monkeypatch.setattr(pair_regression, "Design", lambda system: tried.append(system) or search(system))
+    for cell in cells:
+        without = [Sample(s.system, {name: s.labels[name] for name in ("energy", "forces")}) for s in right]
+        open_ones = in_cells(without, cell=lambda given, cell=cell: cell.expand_as(given), pbc=torch.zeros_like)
+        assert found(open_ones).cell is None
+    assert len(tried) == 4 and not any(bool(system.pbc.any()) for system in tried)
 
 
 def test_a_cell_of_something_else_is_named():

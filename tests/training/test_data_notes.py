@@ -446,6 +446,36 @@ def test_what_was_not_learned_is_in_the_log(raw_config, tmp_path):
     assert "the error of forces (RMSE " in log and "nothing was learned of it. Are its sign and unit right" in log
 
 
+@pytest.mark.parametrize(
+    ("scale", "pbc", "words"),
+    [
+        (1.2, True, "about 0.83 times as long"),
+        (1.0, False, "with periodicity along all lattice vectors"),
+        (1.0, True, ""),
+    ],
+)
+def test_a_wrong_cell_is_named_alone(raw_config, tmp_path, scale, pbc, words):
+    """Forces of a crystal without its cell seem to turn a molecule, and other faults of forces seem to fit."""
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    raw_config["data"]["split"] = {"validation": 0, "test": 0}
+    raw_config["model"]["max_z"] = 80
+    frames = []
+    for sample in crystals(30):
+        (atoms,) = sample.system.to_ase()
+        labels = {"energy": float(sample.labels["energy"][0]), "forces": sample.labels["forces"].numpy()}
+        atoms.calc = SinglePointCalculator(atoms, **labels)
+        atoms.set_cell(scale * atoms.cell.array)
+        atoms.pbc = pbc
+        frames.append(atoms)
+    found = [note for note in notes(written(raw_config, tmp_path, frames)) if "forces" in note or "pair pot" in note]
+    if not words:
+        assert not found
+    else:
+        (note,) = found
+        assert note.startswith("the cell of 30 checked training frames: a pair potential fits") and words in note
+
+
 def test_stress_of_another_sign_unit_or_order(raw_config, tmp_path):
     from ase.calculators.singlepoint import SinglePointCalculator
 
