@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import time
 import warnings
 
 import numpy as np
@@ -314,6 +315,25 @@ def test_a_large_structure_and_a_crystal_without_hydrogens_are_named(tmp_path):
     for made in (crystal, large):
         write(tmp_path / "a.xyz", made)
         assert told_of_hydrogens(tmp_path / "a.xyz")
+
+
+def test_bonds_in_large_structures_are_those_of_all_distances(monkeypatch):
+    """ASE takes minutes for thousands of atoms without a cell, unless they lie in a box."""
+    from torchmdnet2.data import structures
+
+    far = np.arange(5000)[:, None] // [400, 20, 1] % [20, 20, 20] * 4.0
+    ethylenes = Atoms("CCHHHH" * 5000, (far[:, None] + molecule("C2H4").positions).reshape(-1, 3))
+    start = time.perf_counter()
+    found = structures._bonds_of(ethylenes, np.flatnonzero(ethylenes.numbers == 6))
+    assert time.perf_counter() - start < 20 and len(found[0]) == 5000 * 6
+    part = ethylenes[:120]
+    few = structures._bonds_of(part, np.arange(12, 120, 7))
+    monkeypatch.setattr(structures, "_PAIRS", 0)
+    many = structures._bonds_of(part, np.arange(12, 120, 7))
+    rows = [sorted(zip(a.tolist(), b.tolist(), v.round(9).tolist(), strict=True)) for a, b, v in (few, many)]
+    assert rows[0] == rows[1] and rows[0]
+    ethylenes.positions[7] = np.nan  # which other checks refuse
+    assert not structures._lacks_hydrogens(ethylenes)
 
 
 def test_hydrogens_of_a_v3000_file_are_counted(tmp_path):

@@ -867,7 +867,9 @@ def _lacks_hydrogens(atoms: Atoms) -> bool:
     are defects.
     """
     carbons = np.flatnonzero(atoms.numbers == 6)
-    if not len(carbons) or (len(carbons) == len(atoms) and atoms.pbc.any()) or (len(carbons) == 1 and len(atoms) < 3):
+    if not (len(carbons) and np.isfinite(atoms.positions).all()):
+        return False
+    if (len(carbons) == len(atoms) and atoms.pbc.any()) or (len(carbons) == 1 and len(atoms) < 3):
         return False
     bonded, other, vectors = _bonds_of(atoms, carbons)
     element = atoms.numbers[other]
@@ -917,9 +919,12 @@ def _bonds_of(atoms: Atoms, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
     radii = 1.25 * covalent_radii[atoms.numbers]
     if atoms.pbc.any() or len(chosen) * len(atoms) > _PAIRS:
+        from ase import Atoms
         from ase.neighborlist import neighbor_list
 
-        first, second, vectors = neighbor_list("ijD", atoms, radii)
+        boxed = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+        boxed.center(vacuum=1.0, axis=np.flatnonzero(~atoms.pbc))  # ASE takes N² time for atoms outside of the cell
+        first, second, vectors = neighbor_list("ijD", boxed, radii)
         kept = np.isin(first, chosen)
         return first[kept], second[kept], vectors[kept]
     vectors = atoms.positions - atoms.positions[chosen][:, None]
