@@ -374,9 +374,10 @@ def _of_name(key: str, values: Any, name: str) -> Iterator[str]:
     fraction = 0.0 if isinstance(values, str) else np.abs(values - np.round(values))
     if pair or _plain(key) == "cm" or np.all(fraction > ROUNDING):
         return
+    quantity = "spin" if re.search("spin|mult|unpaired", key.lower()) else "charge"
     yield (
-        f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or spin, or "
-        f"give a key of data, as in keys: {{charge: {key}}}"
+        f"{name.format(key)} is not read: if it is the {_TOTAL[quantity]}, call it {quantity}, or give a key of data, "
+        f"as in keys: {{{quantity}: {key}}}"
     )
 
 
@@ -576,7 +577,7 @@ _NUMBERS = re.compile(r"[+-]?\d+(,\d+)?,?")
 _MOST = 20  # charge or multiplicity that two numbers in a comment line may be
 _OTHER_LENGTH = re.compile(
     r"(?<![\w/^*·])(?:bohrs?|nanomet(?:er|re)s?|"
-    r"(?:coord|pos|geom|length|distance|cell)\w*\W.*?\b(?:a\.u\b|atomic[ _-]units?\b))(?![\w/^*·])", re.I
+    r"(?:coord|pos|geom|length|distance|cell)\w*\W.*?\b(?:a\.u\b\.?|atomic[ _-]units?\b))(?![\w/^*·])", re.I
 )  # fmt: skip
 
 
@@ -602,9 +603,9 @@ _HIGH_SPIN = re.compile(r"(?<![\w-])(triplet|quartet|quintet|sextet|septet)(?![\
 _ION = re.compile(
     r"""
     (?<![a-z]) (mono|di|tri)?(an|cat)ion(ic)?s? (?![a-z])
-    | (?<![\w.+-]) [1-9][+-] (?![\w.+([{-])                             # oxalate 2-, and not 2-(4-pyridyl)
+    | (?<![\w.+-]) [1-9][+-] (?![\w.+>([{-])                            # oxalate 2-, and not 2-(4-pyridyl), 1->4
     | \( ([1-9][+-] | [+-][1-9]) \) | (?<=[\w\])]) \([+-]\)               # oxalate(2-), OH(-), and not (+)-catechin
-    | \^\{? ([1-9]?[+-] | [+-][1-9]) (?![\w.])                           # C2O4^2-, C2O4^{-2}
+    | (?<!\b10)\^\{? ([1-9]?[+-] | [+-][1-9]) (?![\w.])                # C2O4^2-, C2O4^{-2}, and not 10^-3
     | (?<=[a-z0-9)]\]) ([1-9][+-] | [+-][1-9]) (?![\w.])                # [C2O4]2-
     | [²³]?[⁺⁻]
     | [a-z\])]\^?\{?[1-9]?\+ (?![\w.+*,(-])                             # NH4+, Mg2+
@@ -629,10 +630,16 @@ _CHARGED = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 
 
 @lru_cache(maxsize=1024)
-def _ion(text: str) -> str:
-    """What a text says of an ion; "": nothing."""
+def _ion(text: str) -> tuple[str, int]:
+    """The words in which a text speaks of an ion, and the charge, of "NH4+" the sign alone; "" if it does not."""
     found = _ION.search(text)
-    return found[0].strip() if found else ""
+    if not found:
+        return "", 0
+    ion = found[0].strip()
+    digits = "" if re.match(r"[A-Z\])]\d", ion) else next(iter(re.findall(r"[1-9²³]|^di|^tri", ion.lower())), "")
+    size = {"²": 2, "³": 3, "di": 2, "tri": 3}.get(digits) or int(digits or 1)
+    begin = re.split(r"[^\w\[\]]", text[: found.start()])[-1]  # of the word
+    return begin + ion, -size if re.search(r"[-⁻]|anion", ion, re.I) else size
 
 
 @lru_cache(maxsize=1024)
@@ -674,13 +681,6 @@ def _formula(text: str, key: str, numbers: np.ndarray | None) -> tuple[str, int]
     return next(((words, charge) for counts, charge, words in formulas if counts == own), ("", 0))
 
 
-def _charge_of(ion: str) -> int:
-    """The charge that a text of `_ion` means, as far as it says: of "NH4+" the sign alone."""
-    digits = "" if re.match(r"[A-Z\])]\d", ion) else next(iter(re.findall(r"[1-9²³]", ion)), "")
-    size = {"²": 2, "³": 3, "d": 2, "t": 3}.get(digits or ion[0].lower(), 0) or int(digits or 1)
-    return -size if re.search(r"[-⁻]|anion", ion, re.I) else size
-
-
 def formal_charge(smiles: str) -> int:
     """The sum of the formal charges in a SMILES, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
     total = 0
@@ -714,16 +714,17 @@ def _comment(info: Mapping[str, Any], known: Collection[str], numbers: np.ndarra
         if isinstance(value, str) and not kind_of(str(key)) and "smiles" not in str(key).lower()
     }  # fmt: skip
     for key, value in {"": " ".join(flags), **entries}.items():
-        yield from _of_text(value, known, numbers, str(key))
+        key = str(key)
+        yield from _of_text(value, known, numbers, key)
         text = f"{key}={value}" if key else value
         if other := _OTHER_LENGTH.search(text):
             yield (
-                f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "
-                f"in pos_unit={'nm' if other[0][0] in 'nN' else 'bohr'}"
+                f"'{other[0][:60]}' {_place(key)} is not read: positions are taken to be in Å. If they are in another "
+                f"unit, write it as in pos_unit={'nm' if other[0][0] in 'nN' else 'bohr'}"
             )
             return
-        if _FRACTIONAL.search(text):
-            yield f"'{text[:60]}' is not read: positions are taken to be Cartesian, in Å; convert them"
+        if fractional := _FRACTIONAL.search(text):
+            yield f"'{fractional[0]}' {_place(key)} is not read: positions are taken as Cartesian, in Å; convert them"
             return
 
 
@@ -735,22 +736,27 @@ def _of_text(text: str, known: Collection[str], numbers: np.ndarray | None, key:
         number = int(sign + says["value"].strip("+−-"))
         quantity = "charge" if re.search("ch|q", says["name"].lower()) else "spin"
         usual = int(quantity == "spin" and kind != "unpaired")
-        if kind and number != usual and quantity not in known:
+        if kind and -_MOST <= number <= _MOST and number != usual and quantity not in known:
             yield (
-                f"'{says[0]}' in the text of a comment line or entry is not read: if it states the "
+                f"'{says[0]}' {_place(key)} is not read: if it states the "
                 f"{_TOTAL[quantity]}, write {quantity}={number + (kind == 'unpaired')}"
             )
             known = {*known, quantity}
             break
     if "spin" not in known and (state := _HIGH_SPIN.search(whole)):
         spin = MULTIPLICITIES[state[1].lower()]
-        yield f"'{whole[:60]}' is not read: if '{state[0]}' is the spin state, write spin={spin}"
+        yield f"'{state[0]}' {_place(key)} is not read: if it is the spin state, write spin={spin}"
     if "charge" not in known:
         ion, charge = _formula(text, key, numbers)
-        if not ion and (ion := _ion(whole)):
-            charge = _charge_of(ion)
+        if not ion:
+            ion, charge = _ion(whole)
         if ion:
-            yield f"'{whole[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge={charge}"
+            yield f"'{ion}' {_place(key)} is not read: if it states a total charge, write it, as in charge={charge}"
+
+
+def _place(key: str) -> str:
+    """Where a text stands, for messages. They leave out the text, which may number the frames: one is enough."""
+    return f"in '{key}'" if key else "in a title or comment line"
 
 
 def warn_of_text(text: str, known: Collection[str], numbers: np.ndarray, where: str) -> None:
