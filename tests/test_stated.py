@@ -265,7 +265,8 @@ def test_what_a_comment_line_says_in_free_text_is_named(tmp_path, comment, words
      'title="nuclear charge: 8"', 'title="discharge 3"', "CH4-1", "id=a[1]-3", 'title="UHF 6-31G(d)"', "spin_density=3",
      'title="2-(dimethylamino)ethanol"', 'name="1-[2-{x}]-y"', "(+)-catechin", 'title="(-)-menthol"',
      "nalpha=5 nbeta=3 charge=0 spin=3", "[1 0]-2", "n=-2", "H2O-frame",
-     "converged to 10^-5", 'name="alpha-(1->4)-glucan"', 'title="UHF: -154"', 'title="charge 500 times"'],
+     "converged to 10^-5", 'formula="C12 H10 N2 1+, Cl 1-"', "dianion and dication",
+     'name="alpha-(1->4)-glucan"', 'title="UHF: -154"', 'title="charge 500 times"'],
 )  # fmt: skip
 def test_usual_comment_lines_are_no_reason_to_warn(tmp_path, comment):
     (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0 0 0\n")

@@ -242,6 +242,15 @@ def test_a_number_of_electrons_shows_the_charge(format, text):
     assert format == "vasp-xml" or not program_statements(format, damaged.format(10))["charge"]
 
 
+def test_rows_of_many_types_in_an_outcar_are_read_as_one(tmp_path):
+    text = OUTCAR.replace("1   2\n", "   1" * 10 + "\n" + " " * 35 + "   1   2\n")
+    text = text.replace("  6.00  1.00\n", "  6.00" * 8 + "\n" + " " * 13 + "  6.00" * 3 + "  1.00\n")
+    assert not program_statements("vasp-out", text.format(68))["charge"]
+    assert [one.value for one in program_statements("vasp-out", text.format(69))["charge"]] == [-1]
+    unlike = text.replace("  6.00" * 3, "  6.00")
+    assert not program_statements("vasp-out", unlike.format(69))["charge"]
+
+
 def test_a_number_of_electrons_beside_a_poscar_is_named(tmp_path):
     text = "x\n1.0\n8 0 0\n0 8 0\n0 0 8\nO\n1\nCartesian\n0 0 0\n"
     (tmp_path / "POSCAR").write_text(text)

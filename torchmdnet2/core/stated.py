@@ -631,15 +631,21 @@ _CHARGED = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 
 @lru_cache(maxsize=1024)
 def _ion(text: str) -> tuple[str, int]:
-    """The words in which a text speaks of an ion, and the charge, of "NH4+" the sign alone; "" if it does not."""
-    found = _ION.search(text)
-    if not found:
+    """The words in which a text speaks of an ion, and the charge, of "NH4+" the sign alone; "" if it does not.
+
+    Ions of both signs are a salt.
+    """
+    found = [*_ION.finditer(text)]
+    if len({bool(_NEGATIVE.search(one[0])) for one in found}) != 1:  # none, or a salt
         return "", 0
-    ion = found[0].strip()
+    ion = found[0][0].strip()
     digits = "" if re.match(r"[A-Z\])]\d", ion) else next(iter(re.findall(r"[1-9²³]|^di|^tri", ion.lower())), "")
     size = {"²": 2, "³": 3, "di": 2, "tri": 3}.get(digits) or int(digits or 1)
-    begin = re.split(r"[^\w\[\]]", text[: found.start()])[-1]  # of the word
-    return begin + ion, -size if re.search(r"[-⁻]|anion", ion, re.I) else size
+    begin = re.split(r"[^\w\[\]]", text[: found[0].start()])[-1]  # of the word
+    return begin + ion, -size if _NEGATIVE.search(ion) else size
+
+
+_NEGATIVE = re.compile(r"[-⁻]|anion", re.I)
 
 
 @lru_cache(maxsize=1024)

@@ -258,10 +258,11 @@ def _charge_of_electrons(format: str, text: str) -> Statement | None:
         return None
     atoms: list[tuple[float, float]] = []  # number, valence
     if kind == "outcar":
-        valences = re.search(r"^ +ZVAL +=((?: +\d+\.\d+)+) *$", text, re.M)
-        numbers = re.search(r"^ +ions per type += +([\d ]+)$", text, re.M)
-        if valences and numbers:
-            atoms = [*zip(map(float, numbers[1].split()), map(float, valences[1].split()), strict=False)]
+        # rows of many types are broken
+        valences = re.search(r"^ +ZVAL +=((?:\s+\d+\.\d+)+) *$", text, re.M)
+        numbers = re.search(r"^ +ions per type +=((?:\s+\d+)+) *$", text, re.M)
+        each = [[*map(float, found[1].split())] if found else [] for found in (numbers, valences)]
+        atoms = [*zip(*each, strict=True)] if len(each[0]) == len(each[1]) else []
     elif kind == "xml":
         row = r"<rc><c> *(\d+) *</c><c>[^<]*</c><c>[^<]*</c><c> *([\d.]+) *</c><c>[^<]*</c></rc>"
         atoms = [(float(number), float(valence)) for number, valence in re.findall(row, text)]
