@@ -277,6 +277,15 @@ def test_usual_comment_lines_are_no_reason_to_warn(tmp_path, comment):
     assert ("spin" in atoms.info) == ("spin=" in comment)
 
 
+def test_nuclear_charges_are_no_charges(tmp_path):
+    water = "3\nProperties=species:S:1:pos:R:3:charges:R:1\nO 0 0 0 {}\nH 0 0 1 {}\nH 0 1 0 {}\n"
+    for charges, total in (((8, 1, 1), None), ((1, 1, 1), 3), ((2, 0, 0), 2), ((-6, 1, 1), -4)):
+        (tmp_path / "a.xyz").write_text(water.format(*charges))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", StructureWarning)
+            assert read_structures(tmp_path / "a.xyz")[0].info.get("charge") == total
+
+
 @pytest.mark.parametrize("comment", ["oxalate 2-, frame {}", 'name="triplet {}"', 'title="{} in bohr"', "id={} z=-2"])
 def test_a_statement_in_all_frames_is_named_once(tmp_path, comment):
     (tmp_path / "a.xyz").write_text("".join(f"1\n{comment.format(k)}\nO 0 0 0\n" for k in range(9)))
@@ -377,7 +386,7 @@ def test_charges_of_arrays_that_are_not_read_are_named(arrays_of_oxalate, more, 
         ({"spins": [[1, 1, 0, 0, 0, 0]] * 2}, "'spins' of the atoms sum to 2, and no multiplicity is stated"),
         ({"nelectrons": [44, 44]}, (0, 0)), ({"n_alpha": [22, 22], "n_beta": [22, 22]}, (0, 0)),
         ({"spins": [[1, -1, 0, 0, 0, 0]] * 2}, (0, 0)), ({"S": [0.3, 0.3]}, (0, 0)),
-        ({"charge_mult": [[0, 1]] * 2}, (0, 0)),
+        ({"charge_mult": [[0, 1]] * 2}, (0, 0)), ({"charges": [[6, 6, 8, 8, 8, 8]] * 2}, (0, 0)),
     ],
 )  # fmt: skip
 def test_further_names_in_arrays(arrays_of_oxalate, more, state):

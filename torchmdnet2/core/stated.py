@@ -283,7 +283,7 @@ def statements(
         doubts += _of_electrons(info, int(np.sum(numbers)), given, name)
     doubts += _comment(info, given, numbers)
     for key in SUMMED:
-        if key in arrays and (total := _sum(arrays[key])) is not None:
+        if key in arrays and (total := _sum_of_charges(arrays[key])) is not None:
             if total.is_integer():
                 found["charge"].append(Statement(int(total), f"the sum of {SUMMED[key]}"))
             elif key == "initial_charges":
@@ -414,7 +414,7 @@ def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: float | Non
 def _of_sums(arrays: Mapping[str, Any], stated: float | None) -> Iterator[str]:
     """Yield a doubt about charges, as `warn_of_sums`."""
     for key, values in arrays.items():
-        total = _sum(values) if may_be_charges(key) else None
+        total = _sum_of_charges(values) if may_be_charges(key) else None
         if total is not None and total.is_integer() and total != round(stated or 0):
             said = f"no total charge is stated: it is taken as 0. If it is {total:g}, state charge={total:g}"
             if stated is not None:
@@ -567,6 +567,16 @@ def _sum(values: Any) -> float | None:
         return None
     total = float(numbers.sum())
     return float(round(total)) if abs(total - round(total)) < _ROUNDING_OF_SUMS else total
+
+
+def _sum_of_charges(values: Any) -> float | None:
+    """The same of charges; None also of nuclear charges, which some data sets call charges: whole and positive."""
+    numbers = np.asarray(values, dtype=np.float64)
+    nuclear = numbers.size > 1 and (numbers >= 1).all() and (numbers % 1 == 0).all() and numbers.max() > _NUCLEAR
+    return None if nuclear else _sum(numbers)
+
+
+_NUCLEAR = 4  # above the charge of an ion
 
 
 def _size(value: Any) -> int:
