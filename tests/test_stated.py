@@ -286,9 +286,10 @@ def test_nuclear_charges_are_no_charges(tmp_path):
             assert read_structures(tmp_path / "a.xyz")[0].info.get("charge") == total
 
 
-@pytest.mark.parametrize("comment", ["oxalate 2-, frame {}", 'name="triplet {}"', 'title="{} in bohr"', "id={} z=-2"])
+@pytest.mark.parametrize("comment", ["oxalate 2-, frame {}", 'name="triplet {}"', 'title="{} in bohr"', "id={} z=-2",
+                                     "time = {}, a = 9.{}, b = 9.8, c = 9.8"])  # fmt: skip
 def test_a_statement_in_all_frames_is_named_once(tmp_path, comment):
-    (tmp_path / "a.xyz").write_text("".join(f"1\n{comment.format(k)}\nO 0 0 0\n" for k in range(9)))
+    (tmp_path / "a.xyz").write_text("".join(f"1\n{comment.format(k, k)}\nO 0 0 0\n" for k in range(9)))
     for read_it in (read_structures, lambda path: list(open_dataset(path, {}))):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")

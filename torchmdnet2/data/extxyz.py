@@ -243,8 +243,9 @@ def _refuse_cells(info: Mapping[str, Any], comment: str) -> None:
                 "out for a molecule"
             )
     if found := _CELL.search(comment):
+        name = re.split(r"\W*\d", found[0])[0]  # without numbers, which may differ in each frame
         warnings.warn(
-            f"'{found[0]}' in a comment line is not read: if it is a cell, write it as "
+            f"'{name} …' in a comment line is not read: if it is a cell, write it as "
             'Lattice="ax ay az bx by bz cx cy cz"',
             StructureWarning,
             stacklevel=4,
