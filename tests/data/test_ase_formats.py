@@ -195,6 +195,7 @@ def test_charge_and_spin_of_a_frame(tmp_path):
             "frame 1: charge must be a whole number, got True: in the comment line of a file, write charge=0",
         ),
         ("energy=1 charge=T", "frame 1: charge must be a whole number, got True"),
+        ("energy=1 charge=2-", "frame 1: charge must be a whole number, got 2-; correct it, as in charge=-2, or leave"),
         ("energy=1 spin=nan", "frame 1: spin must be a whole number, got nan"),
         ('energy="1 2"', "frame 1: energy has the shape"),
         ('energy=1 Lattice="nan 0 0 0 1 0 0 0 1"', "frame 1: .*not finite"),

@@ -203,15 +203,15 @@ def whole_number(value: Any, name: str, where: str = "") -> int:
     """
     key = name.removeprefix("info[").strip("[]'")
     stating = kind_of(key) in ("charge", "spin", "unpaired")
-    remedy = ""
-    if stating:
-        remedy = f"; correct it, as in {key}={int(kind_of(key) == 'spin')}, or leave it out"
+    behind = re.fullmatch(r"(\d+)([+-])", value.strip()) if isinstance(value, str) else None  # the sign, as in 2-
+    meant = int(behind[2] + behind[1]) if behind else int(kind_of(key) == "spin")
+    remedy = f"; correct it, as in {key}={meant}, or leave it out" if stating else ""
     try:
         number = math.nan if is_flag(value) else float(value.item() if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if is_flag(value) and stating:
-        remedy = f": in the comment line of a file, write {key}={int(kind_of(key) == 'spin')}"
+        remedy = f": in the comment line of a file, write {key}={meant}, or leave this word out"
     large = stating and math.isfinite(number) and abs(number) > LARGEST
     if large or not math.isfinite(number) or abs(number - round(number)) > ROUNDING:
         limit = f" up to {LARGEST:,}" if large else ""
