@@ -336,6 +336,15 @@ def test_bonds_in_large_structures_are_those_of_all_distances(monkeypatch):
     assert not structures._lacks_hydrogens(ethylenes)
 
 
+def test_hydrogens_are_looked_for_once_in_a_trajectory(tmp_path, monkeypatch):
+    from torchmdnet2.data import structures
+
+    looked = []
+    monkeypatch.setattr(structures, "warn_of_hydrogens", lambda atoms, where: looked.append(len(atoms)))
+    write(tmp_path / "a.xyz", [molecule("CH4")] * 5 + [molecule("C2H6")] * 5 + [molecule("CH4")])
+    assert len(read_structures(tmp_path / "a.xyz")) == 11 and looked == [5, 8, 5]
+
+
 def test_hydrogens_of_a_v3000_file_are_counted(tmp_path):
     bonds = "M  V30 BEGIN BOND\nM  V30 1 1 1 2\nM  V30 2 1 1 3\nM  V30 3 1 1 4\nM  V30 4 1 2 5\nM  V30 5 1 2 6\n"
     bonds += "M  V30 END BOND\n"

@@ -529,6 +529,7 @@ class _Completed(Sequence):
 
     def __init__(self, path: str, found: Sequence[Found]):
         self.path, self.found = path, found
+        self._numbers: np.ndarray | None = None  # of the structure before
 
     def __len__(self) -> int:
         return len(self.found)
@@ -536,7 +537,10 @@ class _Completed(Sequence):
     def __getitem__(self, index: Any) -> Any:
         k = range(len(self))[index]
         where = f"{self.path}, structure {k}" if len(self) > 1 else self.path
-        return _completed(self.found[k], where, f"{self.path}: ")
+        found = self.found[k]
+        other = self._numbers is None or not np.array_equal(found.atoms.numbers, self._numbers)
+        self._numbers = found.atoms.numbers
+        return _completed(found, where, f"{self.path}: ", hydrogens=other)  # of a trajectory, one frame is enough
 
 
 def database_rows(path: str, kind: str) -> Iterator[Found]:
@@ -636,7 +640,7 @@ def structure_of_molfile(text: str, where: str = "it", drawn: bool = False) -> A
     Raises:
         BadData: the record is damaged, or its statements contradict each other.
     """
-    return _completed(_molfile(text, f"{where}: ", drawn)[0], where, drawn=drawn)
+    return _completed(_molfile(text, f"{where}: ", drawn)[0], where, hydrogens=not drawn)
 
 
 def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
@@ -647,7 +651,7 @@ def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
         atoms.set_masses(masses)
 
 
-def _completed(found: Found, where: str, file: str = "", drawn: bool = False) -> Atoms:
+def _completed(found: Found, where: str, file: str = "", hydrogens: bool = True) -> Atoms:
     """Return the structure in Å, with its stated charge and spin in `info`, and without a dummy cell.
 
     Results of a calculation in other units than eV and Å are left out, with a warning: `open_dataset` reads them.
@@ -686,7 +690,7 @@ def _completed(found: Found, where: str, file: str = "", drawn: bool = False) ->
         value = agreed([*own[quantity], *more], quantity, f"{where}: ")
         if value is not None:
             info[quantity] = value
-    if not (drawn or found.bonds):
+    if hydrogens and not found.bonds:
         warn_of_hydrogens(atoms, file)
     if told:
         atoms.info = Told(info)
