@@ -286,6 +286,15 @@ def test_nuclear_charges_are_no_charges(tmp_path):
             assert read_structures(tmp_path / "a.xyz")[0].info.get("charge") == total
 
 
+def test_other_values_of_atoms_are_no_charges(tmp_path):
+    columns = ("hirshfeld_ratios", "hirshfeld_volumes", "mbis_radii", "bader_volume", "charge_variance", "q_std")
+    head = "".join(f":{name}:R:1" for name in columns)
+    (tmp_path / "a.xyz").write_text(f"1\nProperties=species:S:1:pos:R:3{head}\nO 0 0 0{' 3.0' * len(columns)}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StructureWarning)
+        assert "charge" not in read_structures(tmp_path / "a.xyz")[0].info
+
+
 @pytest.mark.parametrize("comment", ["oxalate 2-, frame {}", 'name="triplet {}"', 'title="{} in bohr"', "id={} z=-2",
                                      "time = {}, a = 9.{}, b = 9.8, c = 9.8"])  # fmt: skip
 def test_a_statement_in_all_frames_is_named_once(tmp_path, comment):

@@ -83,7 +83,9 @@ _MOMENTS = frozenset(
     "mulliken_spins hirshfeld_spin hirshfeld_spins".split()
 )
 _SYMBOLS = ("S", "Ms", "M_S")  # of the total spin
-_OTHER_SUMS = re.compile(r"spin|popul")  # of atoms, as mulliken_spin
+_OTHER_SUMS = re.compile(  # of atoms, as mulliken_spin and hirshfeld_ratio; of many frames, some are whole by chance
+    r"spin|popul|ratio|volum|radi(us|i)|varian|(^|_)(std|var|err)|error|uncertain|weight|c6|polari|dipole|energ|moment"
+)
 _ELECTRONS = re.compile(r"(n|num|number|total)(_of)?_?(electrons?|elec|el)|electrons")
 _OF_ONE_SPIN = re.compile(
     r"(n|num)_?(el(ec(trons?)?)?_?)?(alpha|beta|up|down|dn)(_?electrons?)?|(alpha|beta)_?electrons?"
