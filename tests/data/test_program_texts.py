@@ -75,7 +75,7 @@ DFT = """&FORCE_EVAL
         ("psi4/out", "    Charge       = -1\n    Multiplicity = 2\n", [-1], [2]),
         ("nwchem-in", "charge -2\nscf\n rohf\n nopen 2\nend\n", [-2], [3]),
         ("nwchem-in", "scf\n uhf\n triplet\nend\n", [], [3]),
-        ("nwchem-in", "scf; singlet; end\n", [], []),
+        ("nwchem-in", "scf; singlet; end\n", [], [1]),
         ("aims", "charge -2\nfixed_spin_moment 2\n", [-2], [3]),
         ("cjson", '{"formalCharges": [0, -1, 0, -1], "totalCharge": -2}', [-2, -2], []),
         ("cjson", '{"formalCharges": [0, 0]}', [], []),
@@ -240,6 +240,11 @@ def test_a_number_of_electrons_shows_the_charge(format, text):
         assert not program_statements(format, text.format(8.5))["charge"]
     damaged = text.replace("ZVAL   =   6.00", "").replace("<c>   1</c>", "").replace("site n.", "")
     assert format == "vasp-xml" or not program_statements(format, damaged.format(10))["charge"]
+
+
+def test_several_entries_in_a_line_of_an_nwchem_input_are_read():
+    found = program_statements("nwchem-in", "charge -1; geometry\nend\ndft; mult 2; end\nscf; doublet; uhf; end\n")
+    assert {name: [one.value for one in each] for name, each in found.items()} == {"charge": [-1], "spin": [2, 2]}
 
 
 def test_rows_of_many_types_in_an_outcar_are_read_as_one(tmp_path):

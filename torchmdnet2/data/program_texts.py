@@ -41,8 +41,8 @@ _PROGRAMS = {
     ("orca-output", "orca"):
         r"^\s*Total Charge\s+Charge[\s.]+(?P<charge>[+-]?\d+)|^\s*Multiplicity\s+Mult[\s.]+(?P<spin>\d+)",
     ("nwchem-in",):
-        r"(?i)^\s*charge\s+(?P<charge>[+-]?\d+)|^\s*mult\s+(?P<spin>\d+)|^\s*nopen\s+(?P<unpaired>\d+)"
-        rf"|^\s*(?P<spin_>{'|'.join(MULTIPLICITIES)})\s*(?:$|;)",
+        r"(?i)(?:^|;)\s*(?:charge\s+(?P<charge>[+-]?\d+)|mult\s+(?P<spin>\d+)|nopen\s+(?P<unpaired>\d+)"
+        rf"|(?P<spin_>{'|'.join(MULTIPLICITIES)})\s*(?:$|;))",
     # DFT, and SCF with or without restrictions
     ("nwchem-out",):
         r"^\s*Charge\s*:\s*(?P<charge>[+-]?\d+)|^\s*Spin multiplicity\s*:\s*(?P<spin>\d+)"
