@@ -205,6 +205,10 @@ def test_the_files_of_xtb_against_what_a_file_states(tmp_path):
     for read in (read_structures, lambda path: open_dataset(path, {})):
         with pytest.raises(BadData, match=r"the file \.CHRG beside it is of one molecule, and the structures have"):
             read(path)
+    (tmp_path / ".CHRG").write_text("0")
+    assert len(read_structures(path)) == len(open_dataset(path, {})) == 2
+    path.write_text(water.format("") + ion.format("charge=1"))
+    assert [atoms.info.get("charge") for atoms in read_structures(path)] == [0, 1]
     write(tmp_path / "a.traj", molecule("H2O"))
     assert "charge" not in read_structures(tmp_path / "a.traj")[0].info
 

@@ -516,6 +516,8 @@ class Beside:
         atoms = np.sort(numbers)
         self._atoms = atoms if self._atoms is None else self._atoms
         if not np.array_equal(atoms, self._atoms):
+            if not (self.spin or any(one.value for one in self.charge)):
+                return found  # neutral, as without the file
             sources = " and ".join(one.source for one in (*self.charge, *self.spin))
             raise BadData(
                 f"{self.path}: {sources} is of one molecule, and the structures have different atoms: write charge=… "
