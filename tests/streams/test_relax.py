@@ -598,12 +598,12 @@ def test_mistakes_of_calls_are_named(small):
 
 
 def test_an_input_without_structures_and_results_that_are_not_finite(small, tmp_path):
-    (tmp_path / "in.smi").write_text("\n")
+    (tmp_path / "in.sdf").write_text("\n")
     broken = copy.deepcopy(small)
     broken.energy_scale = float("nan")
     for verb in (torchmdnet2.relax, torchmdnet2.score):
-        with pytest.raises(BadData, match=r"in\.smi: the input has no structures"):
-            verb(small, tmp_path / "in.smi", tmp_path / "out.xyz")
+        with pytest.raises(BadData, match=r"in\.sdf: the input has no structures"):
+            verb(small, tmp_path / "in.sdf", tmp_path / "out.xyz")
         (outcome,) = verb(broken, [molecule("H2O")])
         assert not outcome.structures and "is not finite" in outcome.errors[0]
 
@@ -769,7 +769,7 @@ def test_doubts_about_a_record_are_told_once(small, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         (outcome,) = torchmdnet2.relax(small, tmp_path / "in.xyz")
-    assert [str(one.message).partition(" is not read")[0] for one in caught] == ["'Q'", "'oxalate 2-'"]
+    assert [str(one.message).partition(" is not read")[0] for one in caught] == ["'Q'", "'2-' in a title or comment line"]
     assert "novelty" in outcome.structures[0].info
 
 
