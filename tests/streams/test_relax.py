@@ -769,7 +769,8 @@ def test_doubts_about_a_record_are_told_once(small, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         (outcome,) = torchmdnet2.relax(small, tmp_path / "in.xyz")
-    assert [str(one.message).partition(" is not read")[0] for one in caught] == ["'Q'", "'2-' in a title or comment line"]
+    told = [str(one.message).partition(" is not read")[0] for one in caught]
+    assert told == ["'Q'", "'2-' in a title or comment line"]
     assert "novelty" in outcome.structures[0].info
 
 
