@@ -803,7 +803,7 @@ _NAMED = re.compile(r"\binfo\[('.*?')\]")  # an entry of `Atoms.info`, which has
 
 
 class Told(dict[str, Any]):
-    """`Atoms.info` of a structure from a file, with the doubts about it that the reader has told of."""
+    """`Atoms.info` of a structure from a file, with the doubts of which its reader has warned."""
 
     doubts: frozenset[str] = frozenset()
 
