@@ -861,6 +861,19 @@ def test_free_text_that_states_a_charge_is_named(tmp_path, comment, words, way):
     assert len(found) == bool(words) and (words is None or words in found[0])
 
 
+def warnings_of_water(folder, values, comment):
+    """Write a water with a fifth column; yield the warnings of each way to read it."""
+    atoms = molecule("H2O")
+    rows = zip(atoms.symbols, atoms.positions, values, strict=True)
+    lines = "".join(f"{s} {x} {y} {z} {value}\n" for s, (x, y, z), value in rows)
+    (folder / "a.xyz").write_text(f"3\n{comment}\n{lines}")
+    for read_all in (read_structures, lambda path: open_dataset(path, {})):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read_all(folder / "a.xyz")
+        yield [str(one.message) for one in caught]
+
+
 @pytest.mark.parametrize(
     ("name", "values", "info", "said"),
     [
@@ -891,15 +904,7 @@ def test_free_text_that_states_a_charge_is_named(tmp_path, comment, words, way):
     ],
 )
 def test_charges_of_atoms_that_do_not_sum_to_zero_are_named(tmp_path, name, values, info, said):
-    atoms = molecule("H2O")
-    rows = zip(atoms.symbols, atoms.positions, values, strict=True)
-    lines = "".join(f"{s} {x} {y} {z} {value}\n" for s, (x, y, z), value in rows)
-    (tmp_path / "a.xyz").write_text(f"3\nProperties=species:S:1:pos:R:3:{name}:R:1 {info}\n{lines}")
-    for read_all in (read_structures, lambda path: open_dataset(path, {})):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            read_all(tmp_path / "a.xyz")
-        found = [str(one.message) for one in caught]
+    for found in warnings_of_water(tmp_path, values, f"Properties=species:S:1:pos:R:3:{name}:R:1 {info}"):
         assert len(found) == bool(said) and (said is None or f"'{name}' of the atoms {said}" in found[0])
 
 
@@ -912,14 +917,7 @@ def test_charges_of_atoms_that_do_not_sum_to_zero_are_named(tmp_path, name, valu
     ],
 )  # fmt: skip
 def test_charges_in_a_fifth_column_without_a_name_are_named(tmp_path, values, comment, total):
-    rows = zip(molecule("H2O").symbols, molecule("H2O").positions, values, strict=True)
-    lines = "".join(f"{s} {x} {y} {z} {value}\n" for s, (x, y, z), value in rows)
-    (tmp_path / "a.xyz").write_text(f"3\n{comment}\n{lines}")
-    for read_all in (read_structures, lambda path: open_dataset(path, {})):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            read_all(tmp_path / "a.xyz")
-        found = [str(one.message) for one in caught]
+    for found in warnings_of_water(tmp_path, values, comment):
         assert len(found) == bool(total) and all(f"'column_5_charges' of the atoms sum to {total}" in w for w in found)
     assert np.allclose(read_structures(tmp_path / "a.xyz")[0].positions, molecule("H2O").positions)
 
