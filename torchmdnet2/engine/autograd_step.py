@@ -126,7 +126,7 @@ class AutogradStep(Step):
         self._evaluate()
 
     def _evaluate(self) -> None:
-        """The step without the searches."""
+        """Run the step without the searches."""
         lists: dict[float, Any] = {} if self.pairs is None else {math.inf: self.pairs}
         for cutoff, search in self.searches.items():
             assert search.receiver is not None and search.shift is not None
@@ -210,7 +210,7 @@ class AutogradModel:
         self.potential, self.isolated = potential, potential.subtracted_energies()
 
     def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
-        """A step that holds a system, whose first results are those of the potential; see `StepModel`.
+        """Return a step that holds a system, whose first results are those of the potential; see `StepModel`.
 
         Raises:
             NotCapturable: the potential waits for the device, or gives other results on padded lists.

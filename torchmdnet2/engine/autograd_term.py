@@ -51,7 +51,7 @@ class PaddedList(NeighborList):
 
 
 def pad_list(row_ptr: Tensor, receiver: Tensor, sender: Tensor, shift: Tensor, cutoff: float) -> PaddedList:
-    """A list that is padded to C edges.
+    """Return a list that is padded to C edges.
 
     Args:
         row_ptr: [N + 1].
@@ -80,7 +80,7 @@ def pad_system(system: System, reach: float, element: int) -> System:
 
 
 def unpad(result: Result, outputs: Mapping[str, Output], num_atoms: int, num_systems: int) -> Result:
-    """The results of the N atoms and B structures without the padding.
+    """Return the results of the N atoms and B structures without the padding.
 
     Args:
         result: of a padded structure.
@@ -116,7 +116,7 @@ class EwaldPlans:
         self._system: System | None = None
 
     def use(self) -> AbstractContextManager[None]:
-        """A context in which the sums are computed with these plans."""
+        """Return a context in which the sums are computed with these plans."""
         return with_plans(self._plans)
 
     def set_composition(self, system: System) -> bool:
@@ -177,7 +177,7 @@ _NO_LIST = 1.0  # Å, how far apart the two atoms of a padded structure are, whe
 
 
 def autograd_unsupported_reason(prior: Prior) -> str:
-    """ "" if autograd can evaluate the prior within a step, else the reason."""
+    """Return "" if autograd can evaluate the prior within a step, else the reason."""
     name = type(prior).__name__
     if prior.cutoff is not None and not 0 < prior.cutoff < float("inf"):
         return f"there are no fused kernels for {name}, which needs all pairs"
@@ -285,7 +285,8 @@ def add_by_autograd(prior: Prior, system: System, sums: CpuSums, charges: Array 
 def evaluate_alone(
     prior: Prior, system: System, neighbors: NeighborList | None, stress: bool, charges: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Energies [N] of a prior, and their gradients by positions, strain if wanted, and charges [N] e if given."""
+    """Return energies [N] of a prior, and gradients by positions, by strain if requested, and by charges [N] e if
+    given."""
     with torch.inference_mode(False), torch.enable_grad():
         moved, leaves = with_leaves(system, True, stress)
         if charges is None:

@@ -119,7 +119,7 @@ class Backend(ABC):
 
     @abstractmethod
     def run(self, system: System, forces: bool, stress: bool) -> Result:
-        """Energy and, if asked, forces and stress of N atoms in B structures.
+        """Compute energy and, if requested, forces and stress of N atoms in B structures.
 
         Raises:
             Declined: this system is left to another backend.
@@ -132,11 +132,11 @@ class Backend(ABC):
 
     @abstractmethod
     def timings(self, system: System, stress: bool) -> list[Timing]:
-        """Times of the parts of a step with forces, the whole step last; as `run`."""
+        """Return the times of the parts of a step with forces, the whole step last; arguments as for `run`."""
 
     @abstractmethod
     def describe(self, reasons: str) -> list[str]:
-        """Lines of the report.
+        """Return the lines of the report.
 
         Args:
             reasons: why earlier backends cannot evaluate the potential.
@@ -235,7 +235,7 @@ class CompiledCpuBackend(Backend):
 
 
 def unsupported_system(system: System) -> str:
-    """Why steps with static buffers cannot hold a system, "" if they can."""
+    """Return why steps with static buffers cannot hold a system, "" if they can."""
     if system.num_atoms == 0:
         return "the system has no atoms"
     if system.dtype not in (torch.float32, torch.float64):
@@ -265,7 +265,7 @@ class _StepBackend(Backend):
         self.unsupported_reason = self._reason()
 
     def _reason(self) -> str:
-        """Why the backend cannot evaluate the potential, "" if it can."""
+        """Return why the backend cannot evaluate the potential, "" if it can."""
         try:
             from . import step as bound
             from . import step as static_inputs
@@ -282,7 +282,7 @@ class _StepBackend(Backend):
 
     @abstractmethod
     def _make_model(self) -> StepModel:
-        """The potential, prepared with its present weights."""
+        """Prepare the potential with its present weights."""
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
         self._require_usable(system)
@@ -327,7 +327,7 @@ class _StepBackend(Backend):
         return result
 
     def _take_kept(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs] | None:
-        """The kept step for systems of this size, loaded with the system; None if there is none.
+        """Return the kept step for systems of this size, loaded with the system; None if there is none.
 
         It is not in the table while it runs: after an error it is not used again.
         """
@@ -344,10 +344,10 @@ class _StepBackend(Backend):
 
     @abstractmethod
     def _captures(self, system: System, again: bool) -> bool:
-        """Whether a step is captured at its first use, or at its second."""
+        """Return whether a step is captured at its first use, or at its second."""
 
     def _new_step(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
-        """A checked step with buffers for a system and its edges."""
+        """Return a checked step with buffers for a system and its edges."""
         self._drop_oldest()
         model = self._model
         try:
@@ -542,7 +542,7 @@ def _describe(graphed: GraphedStep) -> str:
 
 
 def choose_domain(potential: Potential, charge: float) -> Domain:
-    """An empty domain on fused or compiled kernels, or by autograd.
+    """Return an empty domain on fused or compiled kernels, or by autograd.
 
     Args:
         potential: in evaluation mode.
@@ -568,21 +568,21 @@ def choose_domain(potential: Potential, charge: float) -> Domain:
 
 
 def compiled_reason(potential: Potential) -> str:
-    """Why compiled kernels cannot evaluate domains of a potential, "" if they can."""
+    """Return why compiled kernels cannot evaluate domains of a potential, "" if they can."""
     if potential.device.type != "cpu":
         return f"the model is on {potential.device}"
     return unsupported_reason(potential, compiled=True) or _reason(potential, compiled=True)
 
 
 def fused_reason(potential: Potential) -> str:
-    """Why the fused kernels of the GPU cannot evaluate domains of a potential, "" if they can."""
+    """Return why the fused kernels of the GPU cannot evaluate domains of a potential, "" if they can."""
     if potential.device.type != "cuda":
         return f"the model is on {potential.device}"
     return unsupported_reason(potential) or _reason(potential)
 
 
 def _reason(potential: Potential, compiled: bool = False) -> str:
-    """Why kernels that evaluate the potential cannot evaluate its domains."""
+    """Return why kernels that evaluate the potential cannot evaluate its domains."""
     path = fast_path(potential.representation)
     if path is None or not path.takes_ghosts:
         return f"the kernels for {type(potential.representation).__name__} take no ghosts"

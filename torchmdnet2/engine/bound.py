@@ -47,7 +47,7 @@ class BoundStep(ABC):
 
     @abstractmethod
     def check(self) -> bool:
-        """Whether all replays since the last check were good. Waits for the device; call it every so many steps.
+        """Return whether all replays since the last check were good. Waits for the device; call it every so many steps.
 
         Returns:
             True: they were. False: the capacity for edges was too small. It is larger now, but results since the last
@@ -59,7 +59,8 @@ class BoundStep(ABC):
 
     @abstractmethod
     def fetch(self) -> Result | None:
-        """`check()` and the results of the last replay, on the host, with one copy and one wait; properties need more.
+        """Return `check()` and the results of the last replay, on the host, with one copy and one wait; properties need
+        more.
 
         Returns:
             Result on the CPU, in memory that the next call overwrites; None if `check()` is False.
@@ -70,8 +71,7 @@ class BoundStep(ABC):
 
     @abstractmethod
     def properties(self) -> Mapping[str, Tensor]:
-        """Results of the heads of properties for the last replay, as `Result.properties`, on the device; evaluated
-        now."""
+        """Evaluate the heads of properties for the last replay now; return `Result.properties`, on the device."""
 
 
 class ReferenceBoundStep(BoundStep):
@@ -143,7 +143,7 @@ class ReferenceBoundStep(BoundStep):
         return with_dipole(self._given(), self.charges, self._system)
 
     def _given(self) -> Mapping[str, Tensor]:
-        """The results of the heads."""
+        """Return the results of the heads."""
         return self._properties
 
 

@@ -33,7 +33,7 @@ CHECKED_ATOMS = 512
 
 
 def extract_checked(potential: Potential, system: System, stress: bool) -> tuple[Potential, System]:
-    """The structure to check, with its potential: itself, or a cluster from a large one."""
+    """Return the structure to check and its potential: a small structure itself, or a cluster from a large one."""
     if system.num_atoms <= CHECKED_ATOMS:
         return potential, system
     system, places = extract_cluster(system, CHECKED_ATOMS // 2, stress)
@@ -45,7 +45,7 @@ def extract_checked(potential: Potential, system: System, stress: bool) -> tuple
 
 
 def for_any_composition(potential: Potential) -> Potential:
-    """The potential without refusals and warnings of compositions, for atoms that are no structure of the user's.
+    """Return the potential without checks of the composition, for atoms that are not a structure of the user.
 
     A cluster may cut molecules, so that it has any number of electrons, and its total energy is not returned.
     """
@@ -55,7 +55,7 @@ def for_any_composition(potential: Potential) -> Potential:
 
 
 def reference(potential: Potential, system: System, stress: bool) -> Result:
-    """Results of the potential in float64, with the reference neighbor list.
+    """Return results of the potential in float64, with the reference neighbor list.
 
     Priors of molecules use that list too: on a GPU, compiling other searches takes longer than all the rest.
 
@@ -103,7 +103,8 @@ class _NotingLists(PairLists):
 
 
 def virial_terms(potential: Potential, system: System) -> float:
-    """The sum of |d| |∂E/∂d| over the edges, eV: terms of the virial, which may cancel, as in a cell of one atom."""
+    """Return the sum of |d| |∂E/∂d| over the edges, eV: terms of the virial, which may cancel, as for a cell of one
+    atom."""
     exact, system = _in_float64(potential, system)
     lists = _NotingLists(system)
     with torch.enable_grad():
@@ -207,7 +208,7 @@ def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> N
 
 
 def extract_cluster(system: System, num_atoms: int, stress: bool) -> tuple[System, Tensor]:
-    """The atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked).
+    """Return the atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked).
 
     Also returns their indices in the structure, which ascend.
     """

@@ -59,7 +59,7 @@ class CpuSearch(ABC):
         self.vectors = found.vectors(system).detach().float().contiguous().numpy()
 
     def _has_room(self, found: int) -> bool:
-        """Whether the edges fitted into the buffers; if not, they are replaced by larger ones."""
+        """Return whether the edges fitted into the buffers; if not, they are replaced by larger ones."""
         if found <= len(self.sender):
             return True
         room = found + found // 8

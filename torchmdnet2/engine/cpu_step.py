@@ -105,7 +105,7 @@ class CpuStep:
         self._terms = [_Term(term, system, [self._list, *self._others]) for term in terms]
 
     def holds(self, system: System) -> bool:
-        """Whether a system differs at most in positions and cell."""
+        """Return whether a system differs at most in positions and cell."""
         if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._batch):
             return False
         return all(map(torch.equal, self._known, _composition(system)))
@@ -173,7 +173,7 @@ class CpuStep:
         return energies, force, virial, out.charges, out.features
 
     def _sum_terms(self, system: System, charges: Array | None) -> CpuSums:
-        """Sums of the terms that read charges, if these are given, else of all others."""
+        """Return sums of the terms that read charges, if these are given, else of all others."""
         pos, n, reads = system.pos.detach().numpy(), len(system.pos), charges is not None
         sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
         terms = [term for term in self._terms if term.uses_charges == reads]
@@ -203,7 +203,7 @@ class _Term:
         self._pairs = int(size @ size)
 
     def work(self) -> int:
-        """Work in the units of `thread_tuner.amount_of_work`."""
+        """Return work in the units of `thread_tuner.amount_of_work`."""
         return self._cost * (self._pairs if self.list is None else int(self.list.row_ptr[-1]))
 
 
@@ -245,7 +245,7 @@ class CpuModel:
     def __call__(
         self, system: System, forces: bool = True, stress: bool = False, create_graph: bool | None = False
     ) -> Result:
-        """Energy, forces and stress of a batch of structures: as the Potential, without a graph.
+        """Return energy, forces and stress of a batch of structures, as the Potential, without a graph.
 
         Raises:
             ValueError, UnknownElement: as the Potential.
@@ -267,7 +267,7 @@ class CpuModel:
         return self.nets[0]
 
     def result(self, values: Values, system: System, forces: bool, stress: bool) -> Result:
-        """The results of a step, as tensors on its memory.
+        """Return the results of a step, as tensors on its memory.
 
         Args:
             values: of the step.
@@ -285,28 +285,28 @@ class CpuModel:
         return result
 
     def properties(self, values: Values, system: System) -> dict[str, Tensor]:
-        """Results of the heads of properties for the features and charges of a step."""
+        """Return results of the heads of properties for the features and charges of a step."""
         charges, features = (None if v is None else torch.from_numpy(v) for v in (values.charges, values.features))
         return self.heads(charges, features, system) | {k: torch.from_numpy(v) for k, v in values.spread.items()}
 
     def take(self, system: System) -> CpuStep:
-        """A step that holds the composition of a system, for one caller only; the last one if it does."""
+        """Return a step that holds the composition of a system, for one caller only; the last one if it holds it."""
         with self._lock:
             step, self._last = self._step(system), None
         return step
 
     def step(self, system: System) -> CpuStep:
-        """A step that holds the composition of a system."""
+        """Return a step that holds the composition of a system."""
         return CpuStep(self.potential, self.nets, self.terms, self._threads, self.isolated, system)
 
     def timings(self, system: System) -> list[Timing]:
-        """Times of the parts of a step with forces, the whole step last."""
+        """Return times of the parts of a step with forces, the whole step last."""
         step, watch = self.step(system), Stopwatch()
         step.watch(watch)
         return watch.measure(lambda: step(system, True))
 
     def _step(self, system: System) -> CpuStep:
-        """The step of a system, kept for the next call."""
+        """Return the step of a system, kept for the next call."""
         if self._last is None or not self._last.holds(system):
             self._last = None
             self._last = self.step(system)
@@ -333,7 +333,7 @@ class CpuModel:
 
 
 def _terms(potential: Potential) -> list[CpuTerm]:
-    """The priors with kernels."""
+    """Return the priors with kernels."""
     found: list[CpuTerm] = []
     for prior in potential.priors:
         path = kernels_of(prior, potential.device, compiled=True)
@@ -344,7 +344,7 @@ def _terms(potential: Potential) -> list[CpuTerm]:
 
 
 def _virial(values: Values, system: System) -> Tensor:
-    """Symmetric virials [B, 3, 3] in eV, float64."""
+    """Return symmetric virials [B, 3, 3] in eV, float64."""
     assert values.virial is not None
     virial = sum_over_systems(torch.from_numpy(values.virial), system.batch, system.num_systems).reshape(-1, 3, 3)
     return (virial + virial.transpose(1, 2)) / 2

@@ -145,18 +145,18 @@ class Domain(ABC):
         return all(np.isfinite(field.sum()) for field in values)
 
     def _must_list(self, pos: NDArray[np.float64]) -> bool:
-        """Whether a new list is needed at these positions."""
+        """Return whether a new list is needed at these positions."""
         if self._listed_at is not None and _moved(pos, self._listed_at, self.num_local) <= SKIN:
             return False
         self._listed_at = pos.copy()
         return True
 
     def atoms_that_fit(self) -> int | None:
-        """Approximate number of local atoms that fit into memory; None: not known."""
+        """Return the approximate number of local atoms that fit into memory; None if it is not known."""
         return None
 
     def _add_ghost_forces(self, forces: Tensor) -> Array:
-        """[M, 3] → [n, 3] float64."""
+        """Add forces on ghosts to those on their atoms: [M, 3] → [n, 3] float64."""
         n = self.num_local
         return (forces[:n].double() + self._exchange.reverse(forces[n:].double().contiguous())).cpu().numpy()
 
@@ -178,7 +178,7 @@ class Domain(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """The path that evaluates the domain, in words."""
+        """Return the path that evaluates the domain, in words."""
 
 
 class ReferenceDomain(Domain):
@@ -220,20 +220,21 @@ class ReferenceDomain(Domain):
 
 
 def voigt(virial: Tensor) -> Tensor:
-    """[n, 9] → [n, 6], see `DomainValues`; float64."""
+    """Return virials [n, 9] as [n, 6], see `DomainValues`; float64."""
     rows = virial.double()
     return (rows[:, [0, 4, 8, 1, 2, 5]] + rows[:, [0, 4, 8, 3, 6, 7]]) / 2
 
 
 def list_edges(pos: NDArray[np.float64], num_local: int, cutoff: float) -> Tensor:
-    """Edges [2, E] from local atoms to all atoms [N, 3] in Å within a cutoff, sorted by receiver, then sender."""
+    """Return edges [2, E] from local atoms to all atoms [N, 3] in Å within a cutoff, sorted by receiver, then
+    sender."""
     everything = System(z=torch.ones(len(pos), dtype=torch.long), pos=torch.from_numpy(np.ascontiguousarray(pos)))
     found = neighbor_list(everything, cutoff)
     return found.edge_index[:, : int(found.row_ptr[num_local])].clone()
 
 
 def _moved(pos: NDArray[np.float64], before: NDArray[np.float64], num_local: int) -> float:
-    """Largest possible change of the distance between an atom and a neighbor, Å."""
+    """Return the largest possible change of the distance between an atom and a neighbor, Å."""
     if not num_local:
         return 0.0
     moved = np.sqrt(np.square(pos - before).sum(1))
@@ -311,7 +312,7 @@ def evaluate_edges(
     exchange: Exchange | None = None,
     isolated: Tensor | None = None,
 ) -> EdgeResult:
-    """Energies of the local atoms, and their derivative with respect to each edge vector, by autograd.
+    """Return energies of the local atoms, and their derivative with respect to each edge vector, by autograd.
 
     Args:
         potential: its priors must be sums over pairs.
@@ -357,7 +358,7 @@ def evaluate_edges(
 
 
 def list_cutoff(potential: Potential) -> float:
-    """Å up to which a potential needs edges; infinity for a sum over all pairs."""
+    """Return the distance in Å up to which a potential needs edges; infinity for a sum over all pairs."""
     return max([potential.cutoff, *(p.cutoff for p in potential.priors if p.cutoff is not None)])
 
 
@@ -432,7 +433,7 @@ def _check(
 
 
 def _system(z: Tensor, vectors: Tensor, charge: float) -> System:
-    """A system of atoms whose positions are not known."""
+    """Return a system of atoms whose positions are not known."""
     pos = torch.full((z.shape[0], 3), torch.nan, dtype=vectors.dtype, device=vectors.device)
     return System(z=z, pos=pos, charge=torch.full((1,), charge, dtype=vectors.dtype, device=vectors.device))
 

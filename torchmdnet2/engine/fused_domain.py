@@ -91,7 +91,7 @@ class FusedDomain(Domain):
         return staged.to(self.device, non_blocking=True)
 
     def _staging(self, place: int, size: int) -> Tensor:
-        """Float64 numbers in memory that the GPU reads and writes directly."""
+        """Return memory for float64 numbers that the GPU reads and writes directly."""
         while place >= len(self._host):
             self._host.append(torch.empty(0, dtype=torch.float64))
         if len(self._host[place]) < size:
@@ -184,7 +184,7 @@ class FusedDomain(Domain):
             term.run(held, atoms, edges, self._sums, launch)
 
     def _finished(self, b: Any, edges: Edges) -> tuple[Tensor, Tensor, Tensor]:
-        """Energies [n], forces [n, 3] and virials [n, 6] in float64, in the order of the rows."""
+        """Return energies [n], forces [n, 3] and virials [n, 6] in float64, in the order of the rows."""
         n, unit, ghosts = self.num_local, self._net.unit, self._exchange.num_ghosts
         energies = b.energy[:n].double() * unit
         self._offsets.add(energies, edges.row_ptr)

@@ -374,7 +374,7 @@ class FusedStep(Step):
             self._finish()
 
     def _rows(self) -> tuple[Atoms, dict[float, Edges]]:
-        """The atoms in the order of the rows, and the lists that searches fill."""
+        """Return the atoms in the order of the rows, and the lists that searches fill."""
         pos, z = self._place()
         # structures stay in their sequence, so that what belongs to a structure is in order too
         order = None if self.order is None else self.order.order
@@ -388,14 +388,15 @@ class FusedStep(Step):
         return atoms, lists
 
     def _begin_terms(self, atoms: Atoms) -> list[list[Any]]:
-        """Of each term and target: what `GpuTerm.begin` returns."""
+        """Return what `GpuTerm.begin` returns, for each term and target."""
         return [
             [term.term.begin(term.buffers, given, self.stress) for _, given in self._targets(term, atoms)]
             for term in self._terms
         ]
 
     def _targets(self, term: _Term, atoms: Atoms) -> Sequence[tuple[TermSums | None, Atoms]]:
-        """What a term is added to, and the atoms with the charges that it reads; several where members have theirs."""
+        """Return what a term is added to, and the atoms with the charges that it reads; several where members have
+        theirs."""
         if self._members is not None and term.term.uses_charges:
             return self._members.each(atoms)
         return [(self._sums, atoms)]
@@ -544,7 +545,7 @@ class _Members:
         self._energy_std, self._forces_std = new(num_systems, dtype=double), new(n, 3, dtype=dtype)
 
     def each(self, atoms: Atoms) -> list[tuple[TermSums, Atoms]]:
-        """The sums of each member, and the atoms with its charges."""
+        """Return the sums of each member, and the atoms with its charges."""
         assert self.sums is not None and atoms.charges is not None
         pieces = zip(*(t.split(self._num_atoms) for t in (*self.sums, atoms.charges) if t is not None), strict=True)
         return [(TermSums(*sums), atoms._replace(charges=charges)) for *sums, charges in pieces]
@@ -580,7 +581,7 @@ class _Members:
         return self._mean
 
     def spread(self) -> dict[str, Tensor]:
-        """The spread, as in `Result.properties`."""
+        """Return the spread, as in `Result.properties`."""
         return {"energy_std": self._energy_std.clone(), "forces_std": self._forces_std.clone()}
 
 
@@ -599,7 +600,7 @@ def _list_of(term: GpuTerm, cutoffs: Sequence[float]) -> float | None:
 
 
 def _aligned(size: int) -> int:
-    """The next multiple of 16, since Triton specialises kernels on that."""
+    """Return the next multiple of 16, since Triton specialises kernels on that."""
     return -(-size // 16) * 16
 
 
@@ -634,7 +635,7 @@ class FusedModel:
         self._checked: set[tuple[Any, ...]] = set()
 
     def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
-        """A step that holds a system and its edges; see `StepModel`."""
+        """Return a step that holds a system and its edges; see `StepModel`."""
         step = self.step(system.num_atoms, system.num_systems, system.dtype, stress)
         graphed, inputs = self._loaded(step, system)
         path = (system.dtype, stress, *step.path.values())
@@ -663,7 +664,7 @@ class FusedModel:
         step.set_composition(system, charge, self.isolated[system.z], constant, each)
 
     def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
-        """A step for N atoms in B structures; options as for `FusedStep`."""
+        """Return a step for N atoms in B structures; options as for `FusedStep`."""
         return FusedStep(
             self.net, num_atoms, num_systems, self.potential.cutoff, dtype, stress, terms=self.terms,
             subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift,
@@ -715,7 +716,7 @@ def _compile(step: FusedStep) -> None:
 
 
 def _terms(potential: Potential) -> list[GpuTerm]:
-    """The priors that depend on positions."""
+    """Return the priors that depend on positions."""
     found: list[GpuTerm] = []
     for prior in potential.priors:
         path = kernels_of(prior, potential.device)

@@ -65,7 +65,7 @@ class ForbidHostSync(TorchDispatchMode):
 
 
 def _where() -> str:
-    """The innermost function that is not PyTorch's."""
+    """Return the innermost function that does not belong to PyTorch."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
@@ -206,5 +206,5 @@ def _put_back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal bit by bit; NaN equals itself, and 0 differs from −0."""
+    """Return whether two tensors are equal bit by bit; NaN equals itself, and 0 differs from −0."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

@@ -39,7 +39,7 @@ class PropertyHeads:
         return bool(self._heads)
 
     def __call__(self, charges: Tensor | None, features: Tensor | None, system: System | None) -> dict[str, Tensor]:
-        """Properties by name, as `Result.properties`.
+        """Return properties by name, as `Result.properties`.
 
         Args:
             charges: [N] those of the head of charges; None without.
@@ -59,7 +59,7 @@ class PropertyHeads:
 
 
 def _no_edges(system: System, cutoff: float) -> NeighborList:
-    """An empty list."""
+    """Return an empty list."""
     n, device = system.num_atoms, system.device
 
     def zeros(*shape: int) -> Tensor:

@@ -65,12 +65,12 @@ def register_prior_path(prior: type[nn.Module], path: PriorPath) -> None:
 
 
 def fast_path(representation: nn.Module) -> FastPath | None:
-    """The fast path for a representation, None if there is none."""
+    """Return the fast path for a representation, None if there is none."""
     return _PATHS.get(type(representation))
 
 
 def prior_path(prior: nn.Module) -> PriorPath | None:
-    """The fast path for a prior, None if there is none."""
+    """Return the fast path for a prior, None if there is none."""
     return _PRIOR_PATHS.get(type(prior))
 
 
@@ -81,7 +81,7 @@ _LONGER = 3.0
 
 
 def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
-    """ "" if fused kernels can evaluate this potential on its device, else the reason.
+    """Return "" if fused kernels can evaluate this potential on its device, else the reason.
 
     Args:
         potential: with its present heads and priors.
@@ -128,7 +128,7 @@ def _prior_reason(prior: Prior, device: torch.device) -> str:
 
 
 def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> PriorPath | None:
-    """The fast path of a prior; None if it has none, or none for its options.
+    """Return the fast path of a prior; None if it has none, or none for its options.
 
     Args:
         compiled: by kernels of the CPU, not of the GPU.
@@ -140,7 +140,7 @@ def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> Pr
 
 
 def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
-    """How priors that depend on positions are evaluated with a network on kernels, in words."""
+    """Return how priors that depend on positions are evaluated with a network on kernels, in words."""
     listed = [prior for prior in potential.priors if not prior.constant]
     paths = [kernels_of(prior, potential.device, compiled) for prior in listed]
     kernels = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is not None]
@@ -150,7 +150,7 @@ def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
 
 
 def describe_cells(potential: Potential) -> str:
-    """How a potential of `Potential.in_cells` sums over the images of periodic cells, in words."""
+    """Return how a potential of `Potential.in_cells` sums over the images of periodic cells, in words."""
     sums = {
         f"Coulomb energy by {m.method.upper()}, {m.cutoff:g} Å" + (" in real space" if m.method == "pme" else "")
         for m in potential.modules()
@@ -161,7 +161,7 @@ def describe_cells(potential: Potential) -> str:
 
 
 def constant_energies(potential: Potential, system: System) -> Tensor:
-    """Energies of the priors that depend on the elements only, [N] eV float64; the mean over the members."""
+    """Return energies of the priors that depend on the elements only, [N] eV float64; the mean over the members."""
     if potential.others:
         return torch.stack([constant_energies(member, system) for member in potential.members]).mean(0)
     total = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
@@ -172,8 +172,7 @@ def constant_energies(potential: Potential, system: System) -> Tensor:
 
 
 def exact_isolated_energies(potential: Potential) -> Tensor:
-    """Energies of isolated atoms by the network in eV, [max_z] float64, computed in float64: only the error of the atom
-    itself remains in a difference from them."""
+    """Return energies of isolated atoms by the network in eV, [max_z] float64, computed in float64."""
     exact = copy.deepcopy(potential).cpu().double()
     with torch.no_grad():
         return (exact.isolated_energies() * potential.energy_scale).to(potential.device)
@@ -207,7 +206,7 @@ class Offsets:
 
 
 def list_cutoffs(network: float, terms: Sequence[float], exact: Sequence[float] = ()) -> list[float]:
-    """Å of the lists that a network and terms share, that of the network first.
+    """Return the cutoffs in Å of the lists that a network and terms share, that of the network first.
 
     A term uses a list that reaches further than its cutoff, unless a separate list costs less.
 

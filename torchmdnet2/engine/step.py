@@ -55,19 +55,19 @@ class Outputs:
     def allocate(
         cls, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, charges: bool, device: torch.device
     ) -> Outputs:
-        """Zeros."""
+        """Return zeros."""
         layout = _Layout(num_atoms, num_systems, dtype, stress, charges)
         return layout.view(torch.zeros(sum(layout.sizes), dtype=torch.uint8, device=device))
 
     def on(self, packed: Tensor) -> Outputs:
-        """The same fields of other memory, which holds a copy of `packed`."""
+        """Return the same fields in other memory, which holds a copy of `packed`."""
         layout = _Layout(
             len(self.forces), len(self.energy), self.forces.dtype, self.stress is not None, self.charges is not None
         )
         return layout.view(packed)
 
     def result(self) -> Result:
-        """These tensors; the stress in the type of the positions."""
+        """Return these tensors; the stress in the type of the positions."""
         stress = None if self.stress is None else self.stress.to(self.forces.dtype)
         return Result(self.energy, self.forces, stress, self.atom_energies, self.charges)
 
@@ -112,7 +112,7 @@ FEWEST_EDGES = 16
 
 
 def next_capacity(edges: int) -> int:
-    """Capacity for this many edges: one of a series of multiples of 16 that grows by a factor of about 1.19.
+    """Return a capacity for this many edges, of a series of multiples of 16 that grows by a factor of about 1.19.
 
     Small structures get a larger reserve, since the number of their edges changes more.
     """
@@ -165,26 +165,26 @@ class Step(ABC):
 
     @abstractmethod
     def launch(self) -> None:
-        """The whole step, on the current stream."""
+        """Launch the whole step on the current stream."""
 
     @abstractmethod
     def parts(self) -> list[Part]:
-        """The parts of `launch`, each of which can be repeated separately; results then mean nothing."""
+        """Return the parts of `launch`, each of which can be repeated separately; results then mean nothing."""
 
     def results(self) -> Result:
-        """A copy of the results, without properties."""
+        """Return a copy of the results, without properties."""
         return self.out.on(self.out.packed.clone()).result()
 
     @abstractmethod
     def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
-        """Properties by name, in fresh memory: results of the heads for the features of the last step.
+        """Return properties by name, in new memory: results of the heads for the features of the last step.
 
         Args:
             charges: [N] e, a copy of those of `out`, for a head of charges.
         """
 
     def replay_agrees(self, launched: Tensor) -> bool:
-        """Whether the present results, of a graph, are those of its launches, to the last bit.
+        """Return whether the present results, of a graph, are those of its launches, to the last bit.
 
         Args:
             launched: a copy of `out.packed`.
@@ -260,7 +260,7 @@ class Step(ABC):
         return True
 
     def _make_searches(self, capacities: dict[float, int], method: str, thin: bool) -> None:
-        """Searches by cutoff, whose flags lie in the results, so that one copy is enough."""
+        """Make a search for each cutoff, whose flags lie in the results, so that one copy is enough."""
         self.searches = {c: self._new_search(c, capacity, method, thin) for c, capacity in capacities.items()}
         for search in self.searches.values():
             search.flag = self.out.status.view(torch.int32)[:1]
@@ -274,14 +274,14 @@ class Step(ABC):
 
     @abstractmethod
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
-        """A search for the batch."""
+        """Return a search for the batch."""
 
     def _resize(self, search: TritonNeighborSearch, capacity: int) -> None:
         """Replace the edge buffers."""
         search.set_capacity(capacity)
 
     def _searched_positions(self) -> Tensor:
-        """Positions in the order of the searches."""
+        """Return positions in the order of the searches."""
         return self.pos
 
     def _on_device(self) -> contextlib.AbstractContextManager:
@@ -332,7 +332,7 @@ class GraphedStep:
         self._wanted = self.step.device.type == "cuda"
 
     def run(self) -> None:
-        """One step on the current stream.
+        """Run one step on the current stream.
 
         Raises:
             NotCapturable: it cannot be captured, or the graph gives other numbers than the launches.
@@ -358,11 +358,12 @@ class GraphedStep:
         self.captures += 1
 
     def results(self) -> Result:
-        """A copy of the results."""
+        """Return a copy of the results."""
         return self.step.results()
 
     def status(self) -> tuple[int, int]:
-        """Flags and the largest number of edges since the last `clear`; waits until all launched work is done."""
+        """Return flags and the largest number of edges since the last `clear`; waits until all launched work is
+        done."""
         status = self.step.out.status
         if self._pinned is not None:
             self._pinned.copy_(status, non_blocking=True)
@@ -372,7 +373,7 @@ class GraphedStep:
         return flag & 0xFFFFFFFF, needed
 
     def recover(self, flag: int) -> bool:
-        """After flags: True if the positions can be computed again now, False if the positions are at fault."""
+        """Return whether the positions can be computed again after flags; False if the positions are at fault."""
         step = self.step
         # after an overflow positions may have become NaN by integration: the overflow came first
         good = False
@@ -416,7 +417,7 @@ class StepModel(Protocol):
     potential: Potential
 
     def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
-        """A step that holds a system and its edges; checked on the first use of its kernels.
+        """Return a step that holds a system and its edges; checked on the first use of its kernels.
 
         Raises:
             UnsortedBatch: the batch does not ascend.
@@ -473,7 +474,7 @@ class StaticInputs:
         self._held = [getattr(system, name).clone() for name in _COMPOSITION]
 
     def _holds(self, system: System) -> bool:
-        """Whether other tensors hold what was loaded before. Waits for the device, once."""
+        """Return whether other tensors hold what was loaded before. Waits for the device, once."""
         if self._held is None:
             return False
         same = [(held == getattr(system, name)).all() for held, name in zip(self._held, _COMPOSITION, strict=True)]

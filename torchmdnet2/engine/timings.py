@@ -46,7 +46,7 @@ class Timing(NamedTuple):
 
 
 def measure(parts: Sequence[Part], device: torch.device, replayed: bool = True) -> list[Timing]:
-    """The time of each part alone, median of some runs; first they run once in this order.
+    """Return the time of each part alone, the median of some runs; before, they run once in this order.
 
     Args:
         parts: of a step, in order.
@@ -141,7 +141,7 @@ class Stopwatch:
         setattr(owner, method, timed)
 
     def measure(self, step: Callable[[], Any]) -> list[Timing]:
-        """Medians over some runs of a step; the last one is that of the whole step."""
+        """Return medians over some runs of a step; the last one is that of the whole step."""
         step()
         whole: list[float] = []
         while not whole or (sum(whole) < _ENOUGH and len(whole) < _REPEATS):
@@ -157,7 +157,7 @@ class Stopwatch:
 
 
 def describe_timings(timings: Sequence[Timing], system: System) -> list[str]:
-    """Lines of a report; the last timing is that of the whole step."""
+    """Return lines of a report; the last timing is that of the whole step."""
     structures = "1 structure" if system.num_systems == 1 else f"{system.num_systems} structures"
     whole, wide = timings[-1].seconds, max(len(t.name) for t in timings)
     path = max(len(t.path) for t in timings)

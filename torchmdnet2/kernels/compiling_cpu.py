@@ -59,7 +59,8 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def _compiled(function: Callable[..., Any], source: Any, options: dict[str, Any]) -> Any:
-    """As `compiled`. What is on disk is of the present files of `source` and of the functions that it may call."""
+    """Compile as `compiled`. Kernels on disk belong to the present files of `source` and of the functions that it may
+    call."""
     try:
         found: Any = njit(cache=True, **options)(function)
     except RuntimeError:  # nowhere to write to
@@ -249,7 +250,7 @@ def kernel_family(make: _Family) -> _Family:
 
 
 def finding() -> bool:
-    """Whether this thread runs a step only to find the kernels that it needs; its times then mean nothing."""
+    """Return whether this thread runs a step only to find the kernels that it needs; its times then mean nothing."""
     return _finding == threading.get_ident()
 
 
@@ -317,23 +318,24 @@ def _kernels_wanted() -> Iterator[list[_Wanted]]:
 
 
 def _is_kernel(dispatcher: Any) -> bool:
-    """Whether it is a kernel. Kernels return nothing, so that a step can go on without them."""
+    """Return whether it is a kernel. Kernels return nothing, so that a step can go on without them."""
     return hasattr(dispatcher, "loop") and _has_kernels(dispatcher.py_func.__module__)
 
 
 def _has_kernels(module: str) -> bool:
-    """Whether a module holds kernels: `cpu` of a model or prior, and those whose names begin with numba, do."""
+    """Return whether a module holds kernels: `cpu` of a model or prior, and modules whose names begin with numba,
+    do."""
     package = __name__.partition(".")[0]
     name = module.rpartition(".")[2]
     return module.startswith(f"{package}.") and (name == "cpu" or name.startswith("numba_"))
 
 
 def _nothing(*_arguments: Any) -> None:
-    """Replaces a kernel and does nothing."""
+    """Do nothing, instead of a kernel."""
 
 
 def _is_kept(wanted: _Wanted) -> bool:
-    """Whether numba has the kernel on disk, by numba's index; True if there is no index."""
+    """Return whether numba has the kernel on disk, by numba's index; True if there is no index."""
     try:
         cache = wanted.kernel._cache
         key = cache._index_key(wanted.types, wanted.kernel.targetctx.codegen())
@@ -343,12 +345,12 @@ def _is_kept(wanted: _Wanted) -> bool:
 
 
 def _folder(wanted: _Wanted) -> str:
-    """Folder of numba's cache for the kernel; "" without a cache."""
+    """Return the folder of numba's cache for the kernel; "" without a cache."""
     return str(getattr(wanted.kernel._cache, "cache_path", None) or "")
 
 
 def _has_python() -> bool:
-    """Whether processes can be started: within other programs the executable is not Python."""
+    """Return whether processes can be started: within other programs the executable is not Python."""
     return bool(sys.executable) and Path(sys.executable).name.lower().startswith("python")
 
 
@@ -415,7 +417,7 @@ def serve() -> None:
 
 
 def _written(wanted: _Wanted) -> str | None:
-    """The kernel in the form that `serve` reads; None if another process cannot find it."""
+    """Return the kernel in the form that `serve` reads; None if another process cannot find it."""
     function = wanted.kernel.py_func
     name, options, member = getattr(wanted.kernel, "family", (function.__qualname__, None, ""))
     if "<locals>" in name:
@@ -427,7 +429,7 @@ def _written(wanted: _Wanted) -> str | None:
 
 
 def _describe(kind: Any) -> Any:
-    """A type of numba in JSON."""
+    """Return a type of numba in JSON."""
     if isinstance(kind, types.Array):
         return ["array", kind.dtype.name, kind.ndim, kind.layout, not kind.mutable, kind.aligned]
     if isinstance(kind, types.BaseTuple):
@@ -438,7 +440,7 @@ def _describe(kind: Any) -> Any:
 
 
 def _read(described: Any) -> Any:
-    """The type that `_describe` described."""
+    """Return the type that `_describe` described."""
     if isinstance(described, str):
         return getattr(types, "boolean" if described == "bool" else described)
     kind, *rest = described
@@ -461,7 +463,7 @@ _MOST_THREADS: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
 
 def lost_by_fork() -> str:
-    """Why this process cannot use the kernels: GNU's OpenMP would end it. "" where it can."""
+    """Return why this process cannot use the kernels: GNU's OpenMP would end it; "" if it can."""
     if not _lost:
         return ""
     return (

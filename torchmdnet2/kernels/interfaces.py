@@ -87,17 +87,18 @@ class CpuNetwork(ABC):
     keeps_features: bool = False
 
     def charge_input(self, charge: Tensor) -> Tensor:
-        """What the network reads of the total charges, elementwise (float64)."""
+        """Return what the network reads of the total charges, elementwise (float64)."""
         return charge
 
     @abstractmethod
     def run(self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True) -> CpuOutputs:
-        """Energies, and forces with row virials when asked."""
+        """Compute energies, and forces with row virials if requested."""
 
     def run_domain(
         self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Any
     ) -> tuple[Array, Array]:
-        """Energies [n] eV and dE/dvector [≥ E, 3] eV/Å of the atoms with rows; further ones of z [N] are ghosts."""
+        """Return energies [n] eV and dE/dvector [≥ E, 3] eV/Å of the atoms with rows; further ones of z [N] are
+        ghosts."""
         raise NotImplementedError
 
 
@@ -112,7 +113,7 @@ class CpuChargeNetwork(CpuNetwork):
     def run(
         self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True, read: ReadCharges | None = None
     ) -> CpuOutputs:  # fmt: skip
-        """As `CpuNetwork.run`; `read` is called once, with the charges, before the gradient."""
+        """Compute as `CpuNetwork.run`; `read` is called once, with the charges, before the gradient."""
 
 
 class CpuSums(NamedTuple):
@@ -292,20 +293,22 @@ class GpuNetwork(ABC):
     allocates: bool = False
 
     def charge_input(self, charge: Tensor) -> Tensor:
-        """What the network reads of the total charges, elementwise (float64)."""
+        """Return what the network reads of the total charges, elementwise (float64)."""
         return charge
 
     def launch_shapes(self, num_atoms: int) -> Any:
-        """Block shapes for N atoms, a hashable value: each one is checked against the Potential on its first use."""
+        """Return block shapes for N atoms, a hashable value: each one is checked against the Potential on its first
+        use."""
         return None
 
     def launch_options(self, shapes: Any) -> dict[str, Any]:
-        """How launches overlap the kernel before (triton_launch.py), also those of the step around the network."""
+        """Return how launches overlap the kernel before (triton_launch.py), also those of the step around the
+        network."""
         return {"PDL": 0}
 
     @abstractmethod
     def allocate(self, num_atoms: int, capacity: int, shapes: Any) -> GpuBuffers:
-        """Buffers for N atoms and C edges."""
+        """Return buffers for N atoms and C edges."""
 
     @abstractmethod
     def run(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
@@ -328,13 +331,13 @@ class ChargeNetwork(GpuNetwork):
 
     @abstractmethod
     def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
-        """Where `predict` writes the charges of the atoms, [N] e: in float32, and in float64 for results."""
+        """Return where `predict` writes the charges of the atoms, [N] e: in float32, and in float64 for results."""
 
     @abstractmethod
     def differentiate(
         self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
     ) -> None:  # fmt: skip
-        """After `predict`: fill `forces` and, when asked, `virial`.
+        """Fill `forces` and, if requested, `virial`, after `predict`.
 
         Args:
             charge_slope: [N] eV/e, dE/dq of other terms; None where they read no charges.
@@ -364,7 +367,7 @@ class GpuTerm(ABC):
     allocates: bool = False
 
     def launch_shapes(self, num_atoms: int) -> Any:
-        """As `GpuNetwork.launch_shapes`."""
+        """Return launch shapes, as `GpuNetwork.launch_shapes`."""
         return None
 
     def allocate(self, num_atoms: int) -> Any:
@@ -414,7 +417,7 @@ class PairNetwork(ABC):
 
     @abstractmethod
     def __call__(self, r: Tensor) -> Features:
-        """Features of M atoms from vectors [P, 3] in Å."""
+        """Return features of M atoms from vectors [P, 3] in Å."""
 
 
 class FastPath(ABC):
@@ -439,13 +442,13 @@ class FastPath(ABC):
 
     @abstractmethod
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
-        """ "" when `gpu` (on a CUDA device) or `cpu` can evaluate them, else the reason in words."""
+        """Return "" if `gpu` (on a CUDA device) or `cpu` can evaluate them, else the reason in words."""
 
     @abstractmethod
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
     ) -> GpuNetwork:
-        """The network with its present weights.
+        """Return the network with its present weights.
 
         Args:
             representation, head: such that `unsupported_reason` is "".
@@ -456,10 +459,10 @@ class FastPath(ABC):
 
     @abstractmethod
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
-        """As `gpu`, on the CPU."""
+        """Return the network on the CPU, as `gpu`."""
 
     def training(self, representation: nn.Module, batch: PairBatch, use_kernels: bool) -> PairNetwork | None:
-        """The representation on pairs, for packed training; None: it is called unchanged, on directed edges."""
+        """Return the representation on pairs, for packed training; None: it is called unchanged, on directed edges."""
         return None
 
 
@@ -470,7 +473,7 @@ class MemberPath(FastPath):
     def gpu_members(
         self, networks: Sequence[tuple[nn.Module, nn.Module]], energy_scale: float, device: torch.device, precision: str
     ) -> ChargeNetwork:
-        """As `gpu`, for several representations of one form with their heads."""
+        """Return networks as `gpu`, for several representations of one form with their heads."""
 
 
 class PriorPath(ABC):
@@ -478,19 +481,19 @@ class PriorPath(ABC):
 
     @abstractmethod
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
-        """ "" when `gpu` (on a CUDA device) or `cpu` can evaluate it, else the reason in words."""
+        """Return "" if `gpu` (on a CUDA device) or `cpu` can evaluate it, else the reason in words."""
 
     def on_cpu(self, prior: nn.Module) -> bool:
-        """Whether `cpu` can evaluate it; otherwise autograd does."""
+        """Return whether `cpu` can evaluate it; otherwise autograd does."""
         return True
 
     @abstractmethod
     def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
-        """The prior with its present parameters, for these atomic numbers."""
+        """Return the prior with its present parameters, for these atomic numbers."""
 
     @abstractmethod
     def cpu(self, prior: nn.Module, elements: Sequence[int]) -> CpuTerm:
-        """As `gpu`, on the CPU."""
+        """Return the prior on the CPU, as `gpu`."""
 
 
 # --- Heads of other properties beside a network on kernels: what a fast path offers for them ---
@@ -505,7 +508,7 @@ class FeatureNetwork(GpuNetwork):
 
     @abstractmethod
     def features(self, buffers: object) -> Tensor:
-        """After `run`: `Features.x` of the rows, [N or more, F] float32."""
+        """Return `Features.x` of the rows, [N or more, F] float32, after `run`."""
 
 
 class PathWithHeads(FastPath):
@@ -513,15 +516,15 @@ class PathWithHeads(FastPath):
 
     @abstractmethod
     def unsupported_property(self, head: nn.Module) -> str:
-        """ "" when the network can be evaluated with this head of another property, else the reason in words."""
+        """Return "" if the network can be evaluated with this head of another property, else the reason in words."""
 
     @abstractmethod
     def with_charges(self, network: GpuNetwork, head: nn.Module) -> ChargeNetwork:
-        """The network of `gpu` with the charges of a head, such that `unsupported_property` is ""."""
+        """Return the network of `gpu` with the charges of a head, such that `unsupported_property` is ""."""
 
     @abstractmethod
     def cpu_with_charges(self, network: CpuNetwork, head: nn.Module) -> CpuChargeNetwork:
-        """The network of `cpu`, as `with_charges`."""
+        """Return the network of `cpu`, as `with_charges`."""
 
 
 # --- A term whose sizes depend on cells, which are known on the device only ---

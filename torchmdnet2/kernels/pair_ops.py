@@ -82,7 +82,7 @@ class UnaryOp(ABC):
     """A function of one tensor that is not multilinear, given with its first and second derivative."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Its value, twice differentiable."""
+        """Return its value, twice differentiable."""
         return _Value.apply(self, x.contiguous())
 
     @abstractmethod

@@ -21,7 +21,7 @@ _WEIGHT = 0.1  # of a new time in the running mean
 
 
 def amount_of_work(atoms: int, edges: int, channels: int, layers: int) -> int:
-    """Of one step, in units of about 3 ns of one thread: matrices act on atoms, filters on edges."""
+    """Return the work of one step, in units of about 3 ns of one thread: matrices act on atoms, filters on edges."""
     return channels * layers * (channels * atoms + 2 * edges)
 
 
@@ -67,7 +67,8 @@ class ThreadChoice:
         self._tuners: dict[tuple[int, int, bool], ThreadTuner] = {}
 
     def __call__(self, work: int, most: int, forces: bool) -> ThreadTuner | int:
-        """The tuner, which gives the number of threads and must be given the time; or the number, where it is fixed.
+        """Return the tuner, which gives the number of threads and must be given the time; or the number, if it is
+        fixed.
 
         Args:
             work: `amount_of_work`.

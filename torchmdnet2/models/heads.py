@@ -95,7 +95,7 @@ class ScalarHead(Head):
         self.output_network = scalar_network(hidden_channels, activation, num_hidden_layers)
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """[N] atomic energies, in the model's unit."""
+        """Return the energies of the atoms in the model's unit, [N]."""
         energies = self.output_network(features.x).squeeze(1)
         if features.energies is not None:
             energies = energies + features.energies
@@ -119,7 +119,7 @@ class GatedScalarHead(Head):
         self.gate = MLP(hidden_channels, hidden_channels, 1, activation, 2)
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """[N] atomic energies, in the model's unit."""
+        """Return the energies of the atoms in the model's unit, [N]."""
         return (self.value(features.x) * torch.sigmoid(self.gate(features.x))).squeeze(1)
 
 
@@ -142,7 +142,7 @@ class EquivariantScalarHead(Head):
         self.output_network = VectorNetwork(hidden_channels, activation)
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """[N] atomic energies, in the model's unit."""
+        """Return the energies of the atoms in the model's unit, [N]."""
         return _share(self.output_network(features)[0], graph, self.reduce)
 
 
@@ -207,7 +207,7 @@ class ScalarCoulombHead(Head):
         return part
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """[N] atomic energies, in the model's unit."""
+        """Return the energies of the atoms in the model's unit, [N]."""
         energies = self.output_network(features.x).squeeze(1)
         if graph.system is None or graph.pairs is None:
             return energies

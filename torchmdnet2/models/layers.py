@@ -333,7 +333,7 @@ class SmoothBesselBasis(nn.Module):
 
 
 def _sinc(x: Tensor) -> Tensor:
-    """sin(x)/x, by its series where x is small: derivatives of every order are finite."""
+    """Return sin(x)/x, by its series where x is small: derivatives of every order are finite."""
     small = x.abs() < 1e-2
     away = torch.where(small, 1.0, x)
     near = torch.where(small, x, 0.0) ** 2

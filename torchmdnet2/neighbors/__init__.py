@@ -46,7 +46,7 @@ def _neighbor_list_triton(system: System, cutoff: float, half: bool = False) -> 
 def neighbor_list(
     system: System, cutoff: float, backend: str = "auto", capacity: int | None = None, half: bool = False
 ) -> NeighborList:
-    """All pairs closer than the cutoff, for any cell and any periodicity, in each structure of the batch.
+    """Return all pairs closer than the cutoff, for any cell and any periodicity, in each structure of the batch.
 
     Args:
         system: N atoms in B structures; atoms may lie outside their cell.

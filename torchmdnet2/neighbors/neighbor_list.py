@@ -53,7 +53,7 @@ class NeighborList:
 
     @classmethod
     def concatenate(cls, lists: Sequence[NeighborList]) -> NeighborList:
-        """The list of `System.concatenate(systems)` from the lists of its parts, in the same order.
+        """Return the list of `System.concatenate(systems)` from the lists of its parts, in the same order.
 
         Args:
             lists: one for each system, of one cutoff.
@@ -76,7 +76,7 @@ class NeighborList:
         return cls(torch.cat(edges, 1), shift, torch.cat(rows), first.cutoff, first.half)
 
     def to(self, device: torch.device | str) -> NeighborList:
-        """The same list on another device.
+        """Return the same list on another device.
 
         Args:
             device: where the tensors go.
@@ -86,7 +86,7 @@ class NeighborList:
         )
 
     def complete(self, rows: Tensor) -> Tensor:
-        """Rows of the atoms [N, …] in which those of ghosts, if there are any, are taken from the atoms' owners.
+        """Return rows of the atoms [N, …] in which those of ghosts, if there are any, are taken from the atoms' owners.
 
         Args:
             rows: of the local atoms and ghosts, [N, …].
@@ -94,7 +94,7 @@ class NeighborList:
         return rows if self.exchange is None else with_ghosts(rows[: self.exchange.num_local], self.exchange)
 
     def vectors(self, system: System) -> Tensor:
-        """Edge vectors pos[j] + shift·cell − pos[i] in Å, [E, 3], differentiable in positions and cell.
+        """Return edge vectors pos[j] + shift·cell − pos[i] in Å, [E, 3], differentiable in positions and cell.
 
         Args:
             system: what the list was made for; its positions [N, 3], Å, may have moved.
@@ -108,7 +108,7 @@ class NeighborList:
         return vectors + (shift @ cell if cell.ndim == 2 else torch.einsum("ei,eij->ej", shift, cell))
 
     def distances(self, system: System) -> Tensor:
-        """Edge lengths in Å, [E], differentiable; the gradient of a zero distance is zero.
+        """Return edge lengths in Å, [E], differentiable; the gradient of a zero distance is zero.
 
         Args:
             system: what the list was made for; its positions [N, 3], Å, may have moved.
@@ -117,7 +117,7 @@ class NeighborList:
 
 
 def safe_norm(vectors: Tensor) -> Tensor:
-    """Euclidean norm along the last axis whose gradient at the zero vector is zero instead of NaN."""
+    """Return the Euclidean norm along the last axis; its gradient at the zero vector is zero instead of NaN."""
     square = (vectors * vectors).sum(-1)
     zero = square == 0
     return torch.where(zero, torch.zeros_like(square), torch.where(zero, torch.ones_like(square), square).sqrt())
@@ -152,15 +152,15 @@ def sort_edges(
 
 
 def upper_half(receiver: Tensor, sender: Tensor, shift: Tensor) -> Tensor:
-    """Which edges a list has that names each pair once, [E]: receiver < sender, or the same atom and a first non-zero
-    shift that is positive."""
+    """Return which edges name each pair once, [E]: receiver < sender, or the same atom and a first non-zero shift above
+    0."""
     s0, s1, s2 = shift.unbind(1)
     upper = (s0 > 0) | ((s0 == 0) & ((s1 > 0) | ((s1 == 0) & (s2 > 0))))
     return (receiver < sender) | ((receiver == sender) & upper)
 
 
 def row_pointers(receiver: Tensor, num_atoms: int) -> Tensor:
-    """Where the edges of each atom begin in a list that is sorted by receiver, [N + 1], of the receivers' type."""
+    """Return where the edges of each atom begin in a list sorted by receiver, [N + 1], of the receivers' type."""
     row_ptr = torch.zeros(num_atoms + 1, dtype=receiver.dtype, device=receiver.device)
     row_ptr[1:] = torch.bincount(receiver, minlength=num_atoms).cumsum(0)
     return row_ptr

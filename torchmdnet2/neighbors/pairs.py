@@ -22,7 +22,7 @@ MIN_DISTANCE = 1e-3
 
 
 def pair_list(system: System, cutoff: float) -> NeighborList:
-    """The directed pairs within a cutoff in Å; infinity means all pairs of each structure.
+    """Return the directed pairs within a cutoff in Å; infinity means all pairs of each structure.
 
     Raises:
         ValueError: the cutoff is infinite and a structure is periodic.
@@ -42,7 +42,7 @@ class PairLists:
         self.system, self.known = system, dict(known or {})
 
     def __call__(self, cutoff: float) -> NeighborList:
-        """The directed pairs within a cutoff, as `pair_list`."""
+        """Return the directed pairs within a cutoff, as `pair_list`."""
         if cutoff not in self.known:
             self.known[cutoff] = pair_list(self.system, cutoff)
         return self.known[cutoff]
@@ -61,7 +61,7 @@ def require_molecules(system: System) -> None:
 
 
 def all_pairs(system: System) -> NeighborList:
-    """All directed pairs of atoms of the same structure, Σ_b n_b (n_b − 1) of them.
+    """Return all directed pairs of atoms of the same structure, Σ_b n_b (n_b − 1) of them.
 
     Raises:
         ValueError: a structure is periodic.
@@ -85,18 +85,18 @@ def all_pairs(system: System) -> NeighborList:
 
 
 def pair_distances(system: System, neighbors: NeighborList) -> Tensor:
-    """Edge lengths in Å, [E] float64, differentiable, not below MIN_DISTANCE."""
+    """Return edge lengths in Å, [E] float64, differentiable, not below MIN_DISTANCE."""
     return neighbors.distances(system).double().clamp(min=MIN_DISTANCE)
 
 
 def sum_pairs(energies: Tensor, neighbors: NeighborList, num_atoms: int) -> Tensor:
-    """Half of the energy [E] of each directed pair to its receiver: [N]."""
+    """Return the sums of half of the energy [E] of each directed pair over the pairs of a receiver, [N]."""
     zeros = torch.zeros(num_atoms, dtype=energies.dtype, device=energies.device)
     return zeros.index_add(0, neighbors.edge_index[0], energies / 2)
 
 
 def taper(distances: Tensor, start: float, stop: float) -> Tensor:
-    """1 below `start`, 0 beyond `stop` (Å), 1 − 10t³ + 15t⁴ − 6t⁵ between: two continuous derivatives."""
+    """Return 1 below `start`, 0 beyond `stop` (Å), 1 − 10t³ + 15t⁴ − 6t⁵ between: two continuous derivatives."""
     if stop <= start:
         return (distances < stop).to(distances.dtype)
     t = ((distances - start) / (stop - start)).clamp(0, 1)

@@ -66,7 +66,7 @@ def complete_cell(cell: Tensor, pbc: Tensor) -> Tensor:
 
 
 def neighbor_list_reference(system: System, cutoff: float, half: bool = False) -> NeighborList:
-    """All pairs of all images closer than the cutoff, for any cell, any pbc, atoms anywhere.
+    """Return all pairs of all images closer than the cutoff, for any cell, any pbc, atoms anywhere.
 
     Args:
         system: a batch of structures.
@@ -142,7 +142,7 @@ class SimpleStructure(NamedTuple):
 
 
 def simple_structure(system: System) -> SimpleStructure | None:
-    """The structure, if a quick check shows that it is valid; None means that `System.validate` has to decide.
+    """Return the structure, if a quick check shows that it is valid; None means that `System.validate` has to decide.
 
     validate() takes 0.3 ms, several times as long as the search of a small molecule.
     """
@@ -162,7 +162,7 @@ def simple_structure(system: System) -> SimpleStructure | None:
 
 
 def neighbor_list_brute_force(structure: SimpleStructure, cutoff: float, half: bool = False) -> NeighborList | None:
-    """All pairs closer than the cutoff, from all images.
+    """Return all pairs closer than the cutoff, from all images.
 
     Args:
         structure: N atoms.
@@ -224,14 +224,14 @@ def neighbor_list_brute_force(structure: SimpleStructure, cutoff: float, half: b
 
 @lru_cache(maxsize=32)
 def _shifts(*reach: int) -> tuple[np.ndarray, np.ndarray]:
-    """All shifts within a reach, in order, [S, 3] int64; those from zero on, [3, S/2 + 1/2] float64."""
+    """Return all shifts within a reach, in order, [S, 3] int64; those from zero on, [3, S/2 + 1/2] float64."""
     shifts = np.array(list(itertools.product(*(range(-r, r + 1) for r in reach))))
     return shifts, shifts[len(shifts) // 2 :].T.astype(np.float64, order="C")
 
 
 @lru_cache(maxsize=8)
 def _places(n: int, images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positions of edges in a list sorted by receiver, sender, image.
+    """Return positions of edges in a list sorted by receiver, sender, image.
 
     Returns:
         ends: [2, N²] receiver and sender of each pair; forth, back: [(S/2 + 1/2) N²], by image (from the cell itself
@@ -259,7 +259,7 @@ _SHIFT_BITS = 5  # of each number of a shift, up to which a table of all shifts 
 
 
 def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> NeighborList:
-    """Pairs closer than the cutoff by cell lists, O(N), one structure after the other.
+    """Return pairs closer than the cutoff by cell lists, O(N), one structure after the other.
 
     vesin lists each pair once, which is half of the work; sorting numbers that hold a pair and its shift, in both
     directions, makes the rows.
@@ -308,7 +308,7 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
 
 
 def _vesin(cutoff: float) -> Any:
-    """vesin's search of this thread: it keeps its memory from call to call."""
+    """Return vesin's search of this thread, which keeps its memory from call to call."""
     import vesin
 
     search = getattr(_kept, "search", None)
@@ -318,14 +318,14 @@ def _vesin(cutoff: float) -> Any:
 
 
 def _spanning_cell(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """vesin reads the non-periodic rows too; give it rows that always span space."""
+    """Return rows that span space: vesin reads the non-periodic rows too."""
     if pbc.all():
         return cell
     return complete_cell(torch.from_numpy(cell), torch.from_numpy(pbc)).numpy() if pbc.any() else np.eye(3)
 
 
 def _too_wide(cells: np.ndarray, pbcs: np.ndarray, cutoff: float) -> bool:
-    """Whether a periodic cell is larger than vesin can divide, which then ends the process."""
+    """Return whether a periodic cell is larger than vesin can divide, which then ends the process."""
     widest = _WIDEST * cutoff
     if 2 * np.abs(cells).max() < widest:  # a vector is shorter than twice its largest number
         return False
@@ -333,14 +333,14 @@ def _too_wide(cells: np.ndarray, pbcs: np.ndarray, cutoff: float) -> bool:
 
 
 def _extent_above(points: np.ndarray, limit: float) -> bool:
-    """Whether points lie further apart than a limit along x, y or z."""
+    """Return whether points lie further apart than a limit along x, y or z."""
     if points.max() - points.min() <= limit:  # of all numbers: much faster than axis by axis
         return False
     return float(np.ptp(points, axis=0).max()) > limit
 
 
 def _narrowed(points: np.ndarray, box: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
-    """Points with the same pairs, but within the cell, and with less empty space between them along open directions.
+    """Return points with the same pairs, within the cell and with less empty space between them along open directions.
 
     vesin divides all of space into cells: that takes minutes for a slab and an atom 1,000 Å above it, and beyond 1e6 Å
     it ends the process. What lies on the two sides of a gap of a cutoff makes no pairs, and may as well be two cutoffs
@@ -364,7 +364,7 @@ def _narrowed(points: np.ndarray, box: np.ndarray, pbc: np.ndarray, cutoff: floa
 
 
 def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, half: bool) -> NeighborList:
-    """Both directions of each pair (one, if `half`) as sorted rows.
+    """Return both directions of each pair (one, if `half`) as sorted rows.
 
     Args:
         pairs: [P, 2] int64, in any order and direction.
@@ -413,13 +413,13 @@ def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, 
 
 @lru_cache(maxsize=8)
 def _shift_table(widest: int, bits: int) -> np.ndarray:
-    """The shift that each number of 3 × `bits` bits stands for, [8^bits, 3] int64."""
+    """Return the shift that each number of 3 × `bits` bits stands for, [8^bits, 3] int64."""
     numbers = np.arange(1 << (3 * bits))[:, None]
     return (numbers >> np.array([2 * bits, bits, 0]) & ((1 << bits) - 1)) - widest
 
 
 def neighbor_list_torch_cluster(system: System, cutoff: float, half: bool = False) -> NeighborList:
-    """Pairs by torch_cluster.radius_graph; arguments as for `neighbor_list`.
+    """Return pairs by torch_cluster.radius_graph; arguments as for `neighbor_list`.
 
     By default radius_graph keeps at most 32 neighbors of an atom without a warning; here it may keep all.
 

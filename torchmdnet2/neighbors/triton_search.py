@@ -76,12 +76,12 @@ _EDGES_PER_WORD = 100  # of an atom on average: so many are found in half of the
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels on the CPU (TRITON_INTERPRET=1)."""
+    """Return whether Triton's interpreter runs the kernels on the CPU (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def overlap_launches(device: torch.device) -> bool:
-    """Whether a kernel may be placed while the one before ends (see triton_launch.py)."""
+    """Return whether a kernel may be placed while the one before ends (see triton_launch.py)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -96,7 +96,8 @@ class _SingleTile:
 
 
 def _single_tile(num_atoms: int, device: torch.device) -> _SingleTile | None:
-    """As few receivers per program as let all programs run at the same time; None for too many atoms."""
+    """Return the division with as few receivers per program as let all run at the same time; None for too many
+    atoms."""
     if device.type != "cuda":  # the interpreter runs one program after the other: only one can wait for all
         return _SingleTile(triton.next_power_of_2(num_atoms), 256, 1, {})
     room = torch.cuda.get_device_properties(device).multi_processor_count * _SINGLE_PER_PROCESSOR
@@ -208,7 +209,7 @@ class TritonNeighborSearch:
         self.set_batch(batch)
 
     def set_capacity(self, capacity: int) -> None:
-        """New edge buffers with room for `capacity` edges; a graph captured before still writes to the old ones."""
+        """Allocate edge buffers for `capacity` edges; a graph captured before still writes to the old ones."""
         self.capacity = capacity
 
         def buffer(name: str, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor | None:
@@ -229,7 +230,7 @@ class TritonNeighborSearch:
             self._candidates = torch.zeros(shape, dtype=torch.int32, device=self.device)
 
     def set_batch(self, batch: Tensor | None) -> None:
-        """Which structure each atom belongs to: [N] integers, ascending; those ≥ B at the end are padding.
+        """Set the structure of each atom: [N] integers, ascending; those ≥ B at the end are padding.
 
         Copies into the static buffers, so graphs captured before see it; call it outside of a capture.
         """
@@ -253,7 +254,7 @@ class TritonNeighborSearch:
         self._search(pos, cell, pbc, fill=True)
 
     def count(self, pos: Tensor, cell: Tensor, pbc: Tensor) -> None:
-        """What a search begins with: row_ptr, needed and flag. The edges are not written."""
+        """Compute what a search begins with: row_ptr, needed and flag. The edges are not written."""
         self._search(pos, cell, pbc, fill=False)
 
     def _search(self, pos: Tensor, cell: Tensor, pbc: Tensor, fill: bool) -> None:
@@ -380,7 +381,7 @@ class TritonNeighborSearch:
 
 
 def neighbor_list_triton(system: System, cutoff: float, half: bool = False, method: str = "auto") -> NeighborList:
-    """Pairs closer than the cutoff, searched on the GPU. Edges are counted first, so that the list always fits.
+    """Return pairs closer than the cutoff, searched on the GPU. Edges are counted first, so that the list always fits.
 
     Args:
         system: a batch of structures on a CUDA device (or on the CPU under TRITON_INTERPRET=1).
@@ -439,7 +440,7 @@ def neighbor_list_triton(system: System, cutoff: float, half: bool = False, meth
 
 
 def _unsort(edges: Tensor, shift: Tensor, order: Tensor, num_atoms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Edges in the numbering before the atoms were sorted; a stable sort keeps the order of the shifts."""
+    """Return edges in the numbering before the atoms were sorted; a stable sort keeps the order of the shifts."""
     receiver, sender = order[edges.long()]
     by_pair = torch.argsort(receiver * num_atoms + sender, stable=True)
     edges = torch.stack([receiver, sender])[:, by_pair].int()
@@ -509,7 +510,7 @@ class SkinList:
             self._make_room(with_room(self.num_listed))
 
     def _searched(self, pos: Tensor) -> TritonNeighborSearch:
-        """A search for as many atoms or more, the last ones being padding, with its results."""
+        """Return a search for as many atoms or more, the last ones being padding, with its results."""
         size, search = len(pos), self._search
         if search is None or not size <= search.num_atoms <= 2 * size + 64:
             self._search = None  # the old one is freed before the new one is made
@@ -546,7 +547,7 @@ class SkinList:
         )  # fmt: skip
 
     def wrong_pair(self) -> tuple[int, int] | None:
-        """The atoms of `wrong`; waits for the device."""
+        """Return the atoms of `wrong`; waits for the device."""
         edge = int(self.wrong) - 1
         if edge < 0:
             return None
@@ -556,7 +557,7 @@ class SkinList:
 
 
 def with_room(size: int) -> int:
-    """A size with a reserve of a thirtieth; a multiple of 16, since Triton specialises kernels on that."""
+    """Return a size with a reserve of a thirtieth; a multiple of 16, since Triton specialises kernels on that."""
     return -(-(size + size // 32 + 1) // 16) * 16
 
 

@@ -170,7 +170,7 @@ class FusedAIMNet2(ChargeNetwork):
         )  # fmt: skip
 
     def _values(self, b: Buffers, atoms: Atoms, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of the values that pass k sends, the values, and the charges."""
+        """Return rows of the values that pass k sends, the values, and the charges."""
         return atoms.z, self.weights.embedding if k == 0 else b.x[k], b.charges[max(k - 1, 0)]
 
     def _values_of(self, k: int) -> dict[str, int]:
@@ -308,5 +308,5 @@ class FusedAIMNet2(ChargeNetwork):
 
 
 def _other(two: list[Tensor], one: Tensor) -> Tensor:
-    """Which of two buffers another one is not."""
+    """Return which of two buffers another one is not."""
     return two[1] if one is two[0] else two[0]

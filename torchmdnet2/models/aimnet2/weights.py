@@ -28,12 +28,12 @@ class Layer(NamedTuple):
 
 
 def padded(width: int) -> int:
-    """The next multiple of PAD."""
+    """Return the next multiple of PAD."""
     return -(-width // PAD) * PAD
 
 
 def side_by_side(members: Sequence[FrozenAIMNet2]) -> FrozenAIMNet2:
-    """The weights of M members of one form, with a first dimension M."""
+    """Return the weights of M members of one form, with a first dimension M."""
     whole = copy.copy(members[0])
 
     def stack(values: Sequence[Any]) -> Any:
@@ -96,7 +96,7 @@ class FrozenAIMNet2:
         return layers
 
     def _layer(self, weight: Tensor, bias: Tensor, activated: bool, width: int | None = None) -> Layer:
-        """Of weight [out, in], as if it read `width` numbers."""
+        """Return the layer of weight [out, in], as if it read `width` numbers."""
         outputs, inputs = weight.shape
         whole = torch.zeros(padded(outputs), padded(inputs) if width is None else width)
         whole[:outputs, :inputs] = weight.detach().float().cpu()

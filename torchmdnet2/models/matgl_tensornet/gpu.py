@@ -26,7 +26,7 @@ class _Tower(NamedTuple):
     biases: list[Tensor]
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Values [N] of features [N, F], and the slopes of the activations, [N, F] each."""
+        """Return values [N] of features [N, F], and the slopes of the activations, [N, F] each."""
         slopes = []
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             h = torch.addmm(bias, x, weight.T)
@@ -36,7 +36,7 @@ class _Tower(NamedTuple):
         return torch.addmm(self.biases[-1], x, self.weights[-1].T).squeeze(1), slopes
 
     def backward(self, slopes: Sequence[Tensor], g: Tensor) -> Tensor:
-        """Gradient [N, F] in the features, from the gradient [N] in the values."""
+        """Return the gradient [N, F] in the features, from the gradient [N] in the values."""
         x = g[:, None] * self.weights[-1]
         for weight, slope in zip(reversed(self.weights[:-1]), reversed(slopes), strict=True):
             x = (x * slope) @ weight
@@ -77,14 +77,14 @@ class FusedMatgl(FusedTensorNet):
         self.unit = unit
 
     def charge_input(self, charge: Tensor) -> Tensor:
-        """One: the total charge is not used."""
+        """Return ones: the total charge is not used."""
         return torch.ones_like(charge)
 
     def features(self, buffers: Any) -> Tensor:
         return buffers.readout
 
     def launch_options(self, shapes: Any) -> dict[str, Any]:
-        """No kernel begins before PyTorch's have ended."""
+        """Return options with which no kernel begins before PyTorch's have ended."""
         return {"PDL": 0}
 
     def _energies(self, b: Any, tiles: Any, num_atoms: int) -> None:

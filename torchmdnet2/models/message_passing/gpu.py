@@ -67,7 +67,7 @@ class Buffers:
 
     @classmethod
     def allocate(cls, num_atoms: int, capacity: int, slices: int, device: torch.device) -> Buffers:
-        """Zeros."""
+        """Return zeros."""
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -129,11 +129,11 @@ class Messages:
         self.attention, self.vectors = self.parts > 1, self.parts == 4
 
     def __call__(self, run: Pass, qkv: Tensor, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x [N, F] and w [N, 3, F] (empty without vectors) from qkv [N, W] and w [N, 3, F]."""
+        """Return x [N, F] and w [N, 3, F] (empty without vectors) from qkv [N, W] and w [N, 3, F]."""
         return _Apply.apply(self, run, run.anchor, qkv.contiguous(), qkv if w is None else w.contiguous())
 
     def options(self, qkv: Tensor, shapes: LaunchShapes) -> tuple[tuple[int, int], dict[str, Any]]:
-        """Grid and constants of a launch."""
+        """Return the grid and constants of a launch."""
         heads = min(shapes.heads, self.channels // self.head_size)
         return (qkv.shape[0], self.channels // (heads * self.head_size)), {
             "F": self.channels, "D": self.head_size, "P": self.parts, "W": qkv.shape[1], "BH": heads, "OWN": self.own,
@@ -216,11 +216,11 @@ class _Network(GpuNetwork):
 
     @abstractmethod
     def _head_size(self) -> int:
-        """Channels of a head."""
+        """Return the number of channels of a head."""
 
     @abstractmethod
     def _features(self, run: Pass, x: Tensor) -> Features:
-        """Features from those of the elements, x [N, F]."""
+        """Return features from those of the elements, x [N, F]."""
 
     def launch_shapes(self, num_atoms: int) -> LaunchShapes:
         return LaunchShapes(1, 8, 4, 1) if num_atoms < _SMALL else LaunchShapes(8, 4, 2, 4)
@@ -248,23 +248,23 @@ class _Network(GpuNetwork):
             torch.sum(buffers.virials, 0, out=buffers.virial)
 
     def _energies(self, features: Features) -> Tensor:
-        """[N] in the head's unit."""
+        """Return the energies [N] in the head's unit."""
         network = self.head.output_network
         return network(features)[0] if isinstance(self.head, EquivariantScalarHead) else network(features.x).squeeze(1)
 
 
 def _cut(exact: Any, d: Tensor) -> Tensor:
-    """The cutoff function, [K, 1]."""
+    """Return the cutoff function, [K, 1]."""
     return exact.envelope(d)[:, None]
 
 
 def _times_cutoff(exact: Any, network: nn.Module, d: Tensor) -> Tensor:
-    """A network of the radial basis times the cutoff function, [K, 1, F]."""
+    """Return a network of the radial basis times the cutoff function, [K, 1, F]."""
     return (network(exact.distance_expansion(d)) * _cut(exact, d))[:, None]
 
 
 def _side_by_side(linears: Sequence[nn.Linear], order: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of several linear maps of the same input as one, the outputs of each in the given order."""
+    """Return weight and bias of several linear maps of the same input as one, with their outputs in the given order."""
     weights = [m.weight if o is None else m.weight[o] for m, o in zip(linears, order, strict=True)]
     biases = [m.bias if o is None or m.bias is None else m.bias[o] for m, o in zip(linears, order, strict=True)]
     return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
@@ -297,19 +297,19 @@ class TransformerNetwork(_Network):
         self.qkv = [_side_by_side((m.q_proj, m.k_proj, m.v_proj), (None, None, self._value_order())) for m in layers]
 
     def _value_order(self) -> Tensor | None:
-        """Places of the values of all heads for each part of them; None where there is one part."""
+        """Return the places of the values of all heads for each part of them; None if there is one part."""
         return None
 
     def _filters(self, exact: Any) -> list[Filters]:
         return [partial(self._layer_filters, exact, layer) for layer in exact.attention_layers]
 
     def _layer_filters(self, exact: Any, layer: Any, d: Tensor) -> Tensor:
-        """[K, 2, F]: keys, and values times the cutoff function."""
+        """Return filters [K, 2, F]: keys, and values times the cutoff function."""
         keys, values = self._projections(exact, layer, d, 1)
         return torch.stack([keys, values[:, 0] * _cut(exact, d)], 1)
 
     def _projections(self, exact: Any, layer: Any, d: Tensor, parts: int) -> tuple[Tensor, Tensor]:
-        """Factors of the keys [K, F] and of the values [K, parts, F]."""
+        """Return factors of the keys [K, F] and of the values [K, parts, F]."""
         rbf = exact.distance_expansion(d)
         ones = torch.ones(d.shape[0], parts * exact.hidden_channels, dtype=d.dtype) + 0 * d[:, None]
         keys = ones[:, : exact.hidden_channels] if layer.dk_proj is None else layer.act(layer.dk_proj(rbf))
@@ -336,7 +336,7 @@ class EquivariantTransformerNetwork(TransformerNetwork):
         return places.view(heads, 3, -1).transpose(0, 1).flatten()  # each head has its three parts together
 
     def _layer_filters(self, exact: Any, layer: Any, d: Tensor) -> Tensor:
-        """[K, 4, F]: keys, and the three parts of the values."""
+        """Return filters [K, 4, F]: keys, and the three parts of the values."""
         keys, values = self._projections(exact, layer, d, 3)
         cut = _cut(exact, d)
         # without `vector_cutoff` the attention alone goes to zero

@@ -81,7 +81,7 @@ class EdgesWithSelf:
         )
 
     def senders(self, rows: Tensor) -> Tensor:
-        """As of the graph."""
+        """Return rows of all senders, as the graph."""
         return with_ghosts(rows, self.exchange)
 
 
@@ -197,7 +197,7 @@ class AttentionLayer(nn.Module):
         return self.attn_activation(score.sum(2)), values.index_select(0, edges.sender)
 
     def filtered(self, value: Tensor, edges: EdgesWithSelf) -> Tensor:
-        """Values [E, H, ·] times their filters dv_ij."""
+        """Return values [E, H, ·] times their filters dv_ij."""
         return value if self.dv_proj is None else value * self._filters(self.dv_proj, edges)
 
     def _filters(self, projection: nn.Linear, edges: EdgesWithSelf) -> Tensor:

@@ -104,7 +104,7 @@ class BufferPool:
         self._rows, self._edges, self._current = (-1, -1), -1, self.buffers()
 
     def __call__(self, rows: int, edges: int, ghosts: int = 0) -> CpuBuffers:
-        """Buffers for so many rows and edges; z, y and dm have rows of ghosts besides."""
+        """Return buffers for so many rows and edges; z, y and dm also have rows of ghosts."""
         if (rows, ghosts) != self._rows or edges > self._edges:
             self._rows, self._edges = (rows, ghosts), edges + edges // 8
             self._current = self._allocate(rows, self._edges, ghosts)
@@ -201,7 +201,7 @@ class CpuTensorNet(CpuChargeNetwork):
         self.has_charges = True
 
     def _set_heads(self, heads: Sequence[tuple[Tensor, ...]]) -> None:
-        """K networks F → H → 1 on the features, given as [F, H], [H], [H], [1]; the first is the energy's."""
+        """Set K networks F → H → 1 on the features, given as [F, H], [H], [H], [1]; the first is the energy's."""
         self._energy = heads[0]
         w2, b2, w3, b3 = (torch.stack(parts).detach().numpy() for parts in zip(*heads, strict=True))
         self.heads, self.heads_t = (panels(w2), b2, w3, b3[:, 0]), panels(w2.transpose(0, 2, 1))
@@ -211,7 +211,7 @@ class CpuTensorNet(CpuChargeNetwork):
         return BufferPool(self.channels, self.num_layers, len(self.heads_t))
 
     def charge_input(self, charge: Tensor) -> Tensor:
-        """The factor of the interaction products."""
+        """Return the factor of the interaction products."""
         return 1 + 0.1 * charge
 
     def run(
@@ -256,7 +256,7 @@ class CpuTensorNet(CpuChargeNetwork):
     def _forward(
         self, edges: Edges, r: CpuBuffers, atoms: CpuAtoms, exchange: Exchange | None = None
     ) -> tuple[Array, Array | None]:
-        """Energies, and the charges of a head."""
+        """Return energies, and the charges of a head."""
         n, layers = edges.num_atoms, self.num_layers
         r.q[:n] = atoms.charge_input
         for i in range(layers):
@@ -288,7 +288,7 @@ class CpuTensorNet(CpuChargeNetwork):
     # --- parts that models with other messages share -----------------------------------------------------------------
 
     def _begin(self, atoms: CpuAtoms, rows: CpuRows, exchange: Exchange | None = None) -> tuple[Edges, Any]:
-        """The embedding; the buffers in which it left its results. Rows of ghosts follow the padded ones."""
+        """Compute the embedding; return the buffers of its results. Rows of ghosts follow the padded ones."""
         n, z, sender = len(rows.row_ptr) - 1, atoms.z, rows.sender
         padded = -(-n // ROWS) * ROWS
         r = self._pool(padded, int(rows.row_ptr[-1]), len(z) - n)
@@ -304,12 +304,12 @@ class CpuTensorNet(CpuChargeNetwork):
         return Edges(n, rows.row_ptr, sender), r
 
     def _read_out(self, r: CpuBuffers) -> Array:
-        """[N, K] what the heads give."""
+        """Return what the heads give, [N, K]."""
         self.kernels.readout(chunks(r), *self.out_norm, *self.readout, *self.heads, r.x[-1], r.readout, r.out)
         return r.out
 
     def _linear_energies(self, r: CpuBuffers, num_atoms: int) -> Array | np.float32:
-        """[N] of the isotropic parts of X; x has X/(‖X‖²+1), and X itself after the last layer."""
+        """Return energies [N] of the isotropic parts of X; x has X/(‖X‖²+1), and X itself after the last layer."""
         if not self.has_linear:
             return np.float32(0)
         parts = [x[:num_atoms, : self.channels] for x in r.x]
@@ -334,7 +334,7 @@ class CpuTensorNet(CpuChargeNetwork):
         )  # fmt: skip
 
     def _charges_of_head(self, r: CpuBuffers, atoms: CpuAtoms) -> Array | None:
-        """Those that sum to the total charge of each structure."""
+        """Return charges that sum to the total charge of each structure."""
         if not self.has_charges:
             return None
         charges = r.out[: len(atoms.batch), 1].astype(np.float64)
@@ -342,7 +342,7 @@ class CpuTensorNet(CpuChargeNetwork):
         return charges + (atoms.total_charge / np.maximum(size, 1) - _mean(charges, atoms))[atoms.batch]
 
     def _embedding_backward(self, edges: Edges, r: CpuBuffers) -> None:
-        """dE/dvec of the edges, from the gradient of the embedding and the slopes of the messages."""
+        """Compute dE/dvec of the edges, from the gradient of the embedding and the slopes of the messages."""
         self.kernels.embedding_backward(
             chunks(r), *edges, r.z, r.knot, r.offset, r.unit, r.length, self.embedding_table, self.z_receiver,
             self.z_sender, self.gate_norm[0], self.gate_norm[2], *self.gate_t, self.embedding_mix[1], r.x0,
@@ -350,7 +350,7 @@ class CpuTensorNet(CpuChargeNetwork):
         )  # fmt: skip
 
     def _forces(self, edges: Edges, rows: CpuRows, r: CpuBuffers) -> tuple[Array, Array]:
-        """Forces and virials."""
+        """Return forces and virials."""
         n, row_ptr, sender = edges
         force, virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)
         forces(n, row_ptr, sender, rows.vectors, r.gradient, force, virial)
@@ -358,7 +358,7 @@ class CpuTensorNet(CpuChargeNetwork):
 
 
 def chunks(r: CpuBuffers) -> int:
-    """How many times ROWS atoms there are."""
+    """Return how many times ROWS atoms there are."""
     return len(r.q) // ROWS
 
 
@@ -370,7 +370,7 @@ def _send(exchange: Exchange | None, field: Array, num_local: int) -> None:
 
 
 def _mean(values: Array, atoms: CpuAtoms) -> Array:
-    """Of each structure, [B]."""
+    """Return the mean over each structure, [B]."""
     size = np.bincount(atoms.batch, minlength=len(atoms.total_charge))
     return np.bincount(atoms.batch, values, len(size)) / np.maximum(size, 1)
 

@@ -35,7 +35,7 @@ _PARTS = 512, 4096  # of up to 16,384 atoms and of more
 
 
 def part_size(num_atoms: int) -> int:
-    """Atoms of a structure that one program sums over, of charges and the like."""
+    """Return the number of atoms of a structure that one program sums over, of charges and the like."""
     return _PARTS[num_atoms > 16384]
 
 
@@ -114,7 +114,7 @@ class Tiles:
 
     @classmethod
     def for_atoms(cls, num_atoms: int, channels: int, mixed: bool = False) -> Tiles:
-        """Shapes for N atoms and F channels, in float32 or in mixed precision."""
+        """Return shapes for N atoms and F channels, in float32 or in mixed precision."""
         tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
         if mixed:
             tiles = replace(tiles, **next((shapes for most, shapes in _MIXED if num_atoms <= most), _MIXED_MANY))
@@ -132,7 +132,7 @@ class Tiles:
 
 
 def _limit(shape: Block, channels: int) -> Block:
-    """The block for fewer or more channels than it was measured with."""
+    """Return the block for fewer or more channels than it was measured with."""
     # F/2 columns are the fewest that a kernel writes, F the shortest sum
     cols, split, warps = min(shape.cols, channels), shape.split, shape.warps
     if shape.at_once and channels > 128:  # as many weights in the registers as for 128 channels
@@ -311,7 +311,7 @@ class FusedTensorNet(FeatureNetwork):
         self._linear = None if w.linear is None else w.linear / unit
 
     def charge_input(self, charge: Tensor) -> Tensor:
-        """The factor of the interaction products."""
+        """Return the factor of the interaction products."""
         return 1 + 0.1 * charge
 
     def launch_shapes(self, num_atoms: int) -> Tiles:
@@ -359,7 +359,7 @@ class FusedTensorNet(FeatureNetwork):
         return buffers.readout_active
 
     def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
-        """Energies, features, and the gradient in what the features are silu of."""
+        """Compute energies, features, and the gradient in what the features are silu of."""
         given = buffers, shapes, atoms, edges
         self._embed(*given)
         for k in range(self.weights.num_layers):
@@ -372,7 +372,7 @@ class FusedTensorNet(FeatureNetwork):
     def differentiate(
         self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
     ) -> None:  # fmt: skip
-        """Forces, from that gradient; there are no charges."""
+        """Compute forces from that gradient; there are no charges."""
         given = buffers, shapes, atoms, edges
         self._read_out_gradient(*given)
         for k in reversed(range(self.weights.num_layers)):
@@ -386,7 +386,7 @@ class FusedTensorNet(FeatureNetwork):
     # --- forward -------------------------------------------------------------------------------------------------
 
     def _factor(self, b: Buffers, atoms: Atoms) -> Tensor:
-        """[N] 1 + 0.1 × charge, of the interaction products."""
+        """Return the factor of the interaction products, 1 + 0.1 × charge, [N]."""
         return atoms.charge_input
 
     def _embed(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
@@ -461,13 +461,14 @@ class FusedTensorNet(FeatureNetwork):
             )  # fmt: skip
 
     def _energies(self, b: Any, tiles: Any, num_atoms: int) -> None:
-        """Energies, and their gradient in what the features are silu of."""
+        """Compute energies, and their gradient in what the features are silu of."""
         self.read_out(b, tiles, num_atoms, self._energy, b.energy, b.dreadout)
 
     def read_out(
         self, b: Any, tiles: Any, num_atoms: int, net: ScalarNetwork, values: Tensor, gradient: Tensor
     ) -> None:  # fmt: skip
-        """Values [N] of a network of the features, and their gradient [N, F] in what the features are silu of."""
+        """Compute values [N] of a network of the features, and their gradient [N, F] in what the features are silu
+        of."""
         f = self.weights.channels
         grid, block = self._product(num_atoms, f, tiles, tiles.readout)
         del block["BN"]
@@ -517,7 +518,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _of_embedding(self, b: Any) -> Tensor:
-        """Where the gradient of mix(X⁰) goes, which must be float32."""
+        """Return where the gradient of mix(X⁰) goes, which must be float32."""
         return b.g if self.weights.mixed else b.dd
 
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
@@ -551,7 +552,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _domain_forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
-        """Also those that ghosts get from the local atoms."""
+        """Compute forces, also those that ghosts get from the local atoms."""
         b.forces.zero_()
         force.domain_force_kernel[(atoms.num_rows,)](
             *edges[:3], b.slope, b.edge_slope, b.edge_turn, edges.sender.shape[0], b.forces, b.virial,
@@ -560,7 +561,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _linear_slope(self, stage: int) -> dict[str, Any]:
-        """Of the linear read-out, in the isotropic part of X after the embedding (0) or a layer."""
+        """Return the slope of the linear read-out in the isotropic part of X after the embedding (0) or a layer."""
         linear = self._linear
         return {"linear": self.weights.knots if linear is None else linear[stage], "LINEAR": linear is not None}
 
@@ -571,11 +572,11 @@ class FusedTensorNet(FeatureNetwork):
         return SplitWeights(self.weights)
 
     def _packed(self, block: dict[str, Any]) -> PackedWeights | SplitWeights:
-        """The packed weights for kernels of these blocks."""
+        """Return the packed weights for kernels of these blocks."""
         return self._split if block["BM"] == 8 else self.packed
 
     def _message(self, n: int, tiles: Tiles, walk: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
-        """Grid and constants of a message kernel."""
+        """Return the grid and constants of a message kernel."""
         f = self.weights.channels
         constants = {
             "F": f, "KNOTS": self.weights.table.num_knots, "BR": walk.atoms, "BE": walk.edges, "BF": walk.channels,
@@ -586,7 +587,8 @@ class FusedTensorNet(FeatureNetwork):
     def _product(
         self, n: int, columns: int, tiles: Tiles, block: Block, precision: str = ""
     ) -> tuple[tuple[int, int], dict[str, Any]]:
-        """Grid and constants of a product kernel with this many columns in all; "" is the precision of the network."""
+        """Return grid and constants of a product kernel with this many columns in all; "": the precision of the
+        network."""
         constants = {
             "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
             "PREC": precision or self.precision, "num_warps": block.warps, "num_stages": block.stages,
@@ -599,12 +601,12 @@ class FusedTensorNet(FeatureNetwork):
 
 
 def power_of_two(largest: float) -> float:
-    """That nearest to a number; 1 where it has none."""
+    """Return the power of two nearest to a number; 1 if there is none."""
     return 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
 
 
 def _pick(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
-    """The weights in the layout that kernels of these blocks take (triton_atoms.py)."""
+    """Return the weights in the layout that kernels of these blocks take (triton_atoms.py)."""
     return packed if block["BM"] < 16 else plain
 
 
@@ -710,7 +712,7 @@ class ChargedTensorNet(ChargeNetwork, FeatureNetwork):
         self.network.differentiate(b.network, shapes, atoms, edges, with_virial, None)
 
     def _sum(self, b: Any, shapes: Any, atoms: Atoms, values: Tensor) -> None:
-        """Sums of the values [N] over parts of the structures."""
+        """Sum the values [N] over parts of the structures."""
         n = len(atoms.z)
         grid = atoms.ptr.shape[0] - 1, -(-n // part_size(n))
         charges.part_sums_kernel[grid](

@@ -31,14 +31,14 @@ __all__ = [
 
 
 def compose(x: Tensor) -> Tensor:
-    """Nine components [N, 9, F] → full tensors [N, 3, 3, F]."""
+    """Return full tensors [N, 3, 3, F] of nine components [N, 9, F]."""
     i, a01, a02, a12, s00, s01, s02, s11, s12 = x.unbind(1)
     rows = [i + s00, s01 + a01, s02 + a02, s01 - a01, i + s11, s12 + a12, s02 - a02, s12 - a12, i - s00 - s11]
     return torch.stack(rows, 1).unflatten(1, (3, 3))
 
 
 def decompose(t: Tensor) -> Tensor:
-    """Full tensors [N, 3, 3, F] → nine components [N, 9, F]."""
+    """Return nine components [N, 9, F] of full tensors [N, 3, 3, F]."""
     # unbind once: the gradient of each t[:, i, j] would fill a whole tensor of zeros
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t.flatten(1, 2).unbind(1)
     trace = (t00 + t11 + t22) / 3
@@ -59,7 +59,7 @@ def decompose(t: Tensor) -> Tensor:
 
 
 def part_inner(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Frobenius inner products of the three parts of X and Y [N, 9, F], each [N, F]."""
+    """Return Frobenius inner products of the three parts of X and Y [N, 9, F], each [N, F]."""
     i, a01, a02, a12, s00, s01, s02, s11, s12 = x.unbind(1)
     j, b01, b02, b12, t00, t01, t02, t11, t12 = y.unbind(1)
     inner_a = 2 * (a01 * b01 + a02 * b02 + a12 * b12)
@@ -68,7 +68,7 @@ def part_inner(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def part_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared Frobenius norms of the three parts of X [N, 9, F]: ‖I‖², ‖A‖², ‖S‖², each [N, F]."""
+    """Return squared Frobenius norms of the three parts of X [N, 9, F]: ‖I‖², ‖A‖², ‖S‖², each [N, F]."""
     i, a01, a02, a12, s00, s01, s02, s11, s12 = x.unbind(1)
     norm_a = 2 * (a01 * a01 + a02 * a02 + a12 * a12)
     norm_s = 2 * (s00 * s00 + s11 * s11 + s00 * s11 + s01 * s01 + s02 * s02 + s12 * s12)
@@ -76,7 +76,7 @@ def part_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tensor_norm(x: Tensor) -> Tensor:
-    """‖X‖² of X [N, 9, F]: [N, F]."""
+    """Return ‖X‖² of X [N, 9, F]: [N, F]."""
     norm_i, norm_a, norm_s = part_norms(x)
     return norm_i + norm_a + norm_s
 
@@ -87,19 +87,19 @@ def scale_parts(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """Products of full tensors, channel by channel: [N, 3, 3, F] × [N, 3, 3, F]."""
+    """Return products of full tensors, channel by channel: [N, 3, 3, F] × [N, 3, 3, F]."""
     return (x[:, :, :, None] * y[:, None]).sum(2)
 
 
 def per_component(parts: Tensor) -> Tensor:
-    """[N, 3, F] (I, A, S) → [N, 9, F]."""
+    """Return factors of the parts I, A, S [N, 3, F] as factors of the components [N, 9, F]."""
     # one gather: the second derivative of torch.stack would fill nine whole tensors of zeros
     return parts.index_select(1, _part_of_component(parts.device))
 
 
 @lru_cache
 def _part_of_component(device: torch.device) -> Tensor:
-    """The part (I, A, S) that each of the nine components belongs to, made once per device."""
+    """Return the part (I, A, S) that each of the nine components belongs to, made once per device."""
     with torch.inference_mode(False), outside_transforms():
         return torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 2], device=device)
 
@@ -183,7 +183,7 @@ class TensorEmbedding(nn.Module):
         return scale_parts(mix_channels(x, self.linears_tensor, 0), gate)
 
     def geometry(self, u: Tensor) -> Tensor:
-        """Components of 1, skew(u) and uuᵀ − 1/3 for unit (or zero) vectors u [E, 3]: [E, 9]."""
+        """Return components of 1, skew(u) and uuᵀ − 1/3 for unit (or zero) vectors u [E, 3]: [E, 9]."""
         ux, uy, uz = u.unbind(1)
         third = (ux * ux + uy * uy + uz * uz) / 3
         skew = self.skew_sign
@@ -230,19 +230,20 @@ class Interaction(nn.Module):
         self.linears_tensor = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(6))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """X/(‖X‖²+1), which is largest at ‖X‖ = 1, or X/√(‖X‖²+1), which grows up to 1."""
+        """Return X/(‖X‖²+1), which is largest at ‖X‖ = 1, or X/√(‖X‖²+1), which grows up to 1."""
         square = tensor_norm(x) + 1
         return x / (square if self.tensor_norm == "square" else square.sqrt())[:, None]
 
     def radial_filter(self, rbf: Tensor, envelope: Tensor) -> Tensor:
-        """Filters of I, A, S on each edge from the radial basis [E, R] and the cutoff function [E]: [E, 3, F]."""
+        """Return filters of I, A, S on each edge from the radial basis [E, R] and the cutoff function [E]: [E, 3,
+        F]."""
         g = rbf
         for linear in self.linears_scalar:
             g = self.act(linear(g))
         return (g * envelope[:, None]).unflatten(1, (3, -1))
 
     def messages(self, y: Tensor, graph: Graph, rbf: Tensor, envelope: Tensor, rbf_self: Tensor) -> Tensor:
-        """M [N, 9, F] from Y [N, 9, F]; the sum includes j = i at distance 0."""
+        """Return M [N, 9, F] from Y [N, 9, F]; the sum includes j = i at distance 0."""
         g = per_component(self.radial_filter(rbf, envelope))
         g_self = per_component(self.radial_filter(rbf_self, self.cutoff(rbf_self.new_zeros(1))))
         return (g_self * y).index_add(0, graph.receiver, g * graph.senders(y).index_select(0, graph.sender))
@@ -365,7 +366,7 @@ class TensorNet(Representation):
         return Features(self.read(torch.cat(part_norms(x), 1)), energies=self.linear_energies(isotropic))
 
     def linear_energies(self, isotropic: Sequence[Tensor]) -> Tensor | None:
-        """Energies of the linear read-out, [N] in the head's unit; None for a model without.
+        """Return energies of the linear read-out, [N] in the head's unit; None for a model without.
 
         Args:
             isotropic: isotropic parts of X, [N, F], after the embedding and after each layer.
@@ -375,7 +376,7 @@ class TensorNet(Representation):
         return torch.stack([part @ weight for part, weight in zip(isotropic, self.linear_readout, strict=True)]).sum(0)
 
     def product_factor(self, graph: Graph) -> Tensor:
-        """Factor of the products of the interactions, from the total charge, [N].
+        """Return the factor of the products of the interactions, from the total charge, [N].
 
         Args:
             graph: N atoms.
@@ -383,7 +384,7 @@ class TensorNet(Representation):
         return (1 + 0.1 * graph.charge)[graph.batch]
 
     def read(self, norms: Tensor) -> Tensor:
-        """Scalar features, [N, F].
+        """Return the scalar features, [N, F].
 
         Args:
             norms: squared norms of I, A and S, [N, 3F].

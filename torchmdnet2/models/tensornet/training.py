@@ -68,11 +68,11 @@ class PairTensorNet(PairNetwork):
         self.act: Callable[[Tensor], Tensor] = ops.silu if use_kernels and self.silu else model.act
 
     def _factors(self) -> Tensor:
-        """[M] factors of the products of tensors."""
+        """Return factors of the products of tensors, [M]."""
         return 1 + 0.1 * self.batch.charge
 
     def __call__(self, r: Tensor) -> Features:
-        """Scalar features [M, F]."""
+        """Return the scalar features [M, F]."""
         model = self.model
         rbf, envelope, geometry = self._values(r)
         x = self._embed(rbf, envelope, geometry)
@@ -94,7 +94,8 @@ class PairTensorNet(PairNetwork):
         return self.act(self.model.linear(self.model.out_norm(norms)))
 
     def _values(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Radial basis [P + 1, R], cutoff function [P + 1], geometry [P + 1, 9]; last row: an atom and itself."""
+        """Return radial basis [P + 1, R], cutoff function [P + 1], geometry [P + 1, 9]; last row: an atom and
+        itself."""
         model, layer = self.model, self.model.tensor_embedding
         basis = _kernel_basis(model.distance_expansion) if self.triton else None
         if basis is not None:
@@ -123,7 +124,7 @@ class PairTensorNet(PairNetwork):
         return self.scale(self.mix(x, _matrices(layer.linears_tensor, 0)), gate)
 
     def _filter(self, x: Tensor, envelope: Tensor, activate: bool) -> Tensor:
-        """Filters [P + 1, 3, F] that end at the cutoff."""
+        """Return filters [P + 1, 3, F] that end at the cutoff."""
         if self.triton and (self.silu or not activate):
             f = enveloped(x, envelope, activate)
         else:
@@ -138,7 +139,7 @@ class PairTensorNet(PairNetwork):
         return self.ops.add_square(x, d, self.q) if self.use_kernels else x + d + self.square(d, d)
 
     def _normalise(self, x: Tensor) -> Tensor:
-        """X/(‖X‖² + 1), or with the root of that."""
+        """Return X/(‖X‖² + 1), or with the root of that."""
         if self.use_kernels and self.plain_norm:
             return self.ops.normalise(x)
         inverse = (self.inner.norms(x).sum(0) + 1) ** (-1 if self.plain_norm else -0.5)
@@ -146,7 +147,7 @@ class PairTensorNet(PairNetwork):
 
 
 def _kernel_basis(basis: nn.Module) -> Basis | None:
-    """Radial functions as the kernel knows them; None for others, and for those that are trained."""
+    """Return the radial functions as the kernel knows them; None for others, and for those that are trained."""
     if any(True for _ in basis.parameters()):
         return None
     if isinstance(basis, ExpNormalBasis):
@@ -157,5 +158,5 @@ def _kernel_basis(basis: nn.Module) -> Basis | None:
 
 
 def _matrices(linears: nn.ModuleList, first: int) -> Tensor:
-    """The matrices [3, F out, F in] that mix the channels of the three parts."""
+    """Return the matrices [3, F out, F in] that mix the channels of the three parts."""
     return torch.stack([linear.get_parameter("weight") for linear in list(linears)[first : first + 3]])

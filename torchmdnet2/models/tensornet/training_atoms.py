@@ -30,7 +30,7 @@ PARTS = (1, 3, 5)
 
 
 def times_parts(x: Tensor, s: Tensor) -> Tensor:
-    """The parts I, A, S of x [9, …] multiplied by s [3, …]."""
+    """Return the parts I, A, S of x [9, …] multiplied by s [3, …]."""
     # split, whose gradient is one copy; that of slices would fill whole tensors with zeros
     return torch.cat([part * factor for part, factor in zip(x.split(PARTS), s.split(1), strict=True)])
 

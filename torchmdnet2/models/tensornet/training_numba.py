@@ -339,14 +339,14 @@ def _run(kernel: Any, *tensors: Tensor) -> None:
 
 
 def _filled(kernel: Any, x: Tensor, *others: Tensor) -> Tensor:
-    """What a kernel writes, shaped as x."""
+    """Return what a kernel writes, shaped as x."""
     out = torch.empty_like(x)
     _run(kernel, out, x, *others)
     return out
 
 
 def _both(kernel: Any, x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-    """The two results of a kernel, shaped as x."""
+    """Return the two results of a kernel, shaped as x."""
     one, other = torch.empty_like(x), torch.empty_like(x)
     _run(kernel, one, other, x, *others)
     return one, other

@@ -85,7 +85,7 @@ TILES: dict[str, tuple[int, int, int]] = {"few": (8, 64, 1), "many": (4, 64, 1)}
 
 
 def row_tile(num_atoms: int, features: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Grid and tile of a kernel that sums the edges of each atom."""
+    """Return the grid and tile of a kernel that sums the edges of each atom."""
     edges, columns, warps = TILES["few" if num_atoms < 2000 else "many"]
     columns = min(columns, triton.next_power_of_2(features))
     grid = (num_atoms, triton.cdiv(features, columns))
@@ -514,7 +514,7 @@ class PairGeometry:
         )  # fmt: skip
 
     def __call__(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Radial basis [P + 1, R], cutoff function [P + 1] and geometry [P + 1, 9], differentiable in r."""
+        """Return the radial basis [P + 1, R], cutoff function [P + 1] and geometry [P + 1, 9], differentiable in r."""
         return _Values.apply(self, r)
 
 

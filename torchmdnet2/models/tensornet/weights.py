@@ -55,12 +55,12 @@ class FilterTable:
         return (self.num_knots - 1) / (1 - math.exp(-self.decay * self.cutoff))
 
     def distances(self) -> Tensor:
-        """Knots in Å, [K] float64 (each a float32 number)."""
+        """Return knots in Å, [K] float64 (each a float32 number)."""
         place = torch.arange(self.num_knots, dtype=torch.float64, device="cpu")
         return (-torch.log1p(-place / self.scale) / self.decay).clamp(max=self.cutoff).float().double()
 
     def middles(self) -> Tensor:
-        """Middles between neighboring knots in Å, [K] (the last one unused) float64, each a float32 number."""
+        """Return middles between neighboring knots in Å, [K] (the last one unused) float64, each a float32 number."""
         d = self.distances()
         return torch.cat([(d[1:] + d[:-1]) / 2, d[-1:]]).float().double()
 
@@ -126,7 +126,8 @@ def tabulate_quadratics(filters: Filters, table: FilterTable, zero_at_cutoff: bo
 
 
 def pack_quadratics(segments: Tensor) -> Tensor:
-    """Quadratics [K, 3, P, F] as [K, 2, P, F] int32: float32 numbers c0 and c1 whose last 8 bits are those of c2.
+    """Return quadratics [K, 3, P, F] as [K, 2, P, F] int32: float32 numbers c0 and c1 whose last 8 bits are those of
+    c2.
 
     c2, of which 8 bits count, is small beside c1/t: it needs no more. c0 and c1 have relative errors below 2⁻¹⁶.
     """
@@ -154,7 +155,7 @@ def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _slope_error(filters: Filters, table: FilterTable, segments: Tensor) -> float:
-    """Largest error of the slopes of these segments, relative to the largest slope."""
+    """Return the largest error of the slopes of these segments, relative to the largest slope."""
     knots = table.distances()
     h = torch.diff(knots)
     segments = segments[:-1]
@@ -250,13 +251,13 @@ class FrozenTensorNet:
             self.readout_sums = (give(linear.weight @ norm.weight), give(linear.bias + linear.weight @ norm.bias))
 
     def _head(self, head: Any, energy_scale: float) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The maps of the read-out after the features, and those transposed."""
+        """Return the maps of the read-out after the features, and those transposed."""
         hidden, last = head.output_network.layers[0], head.output_network.layers[2]
         after = (hidden.weight.T, hidden.bias, last.weight[0] * energy_scale, last.bias * energy_scale)
         return after, (hidden.weight,)
 
     def _filters(self, exact: Any, layer: Any) -> Filters:
-        """What is tabulated of a layer."""
+        """Return what is tabulated of a layer."""
         return lambda d: layer.radial_filter(exact.distance_expansion(d), exact.envelope(d))
 
 

@@ -100,7 +100,7 @@ class CpuTensorNet2(CpuTensorNet):
         return _BufferPool(self.channels, self.num_layers, len(self.heads_t), self.charge_channels)
 
     def charge_input(self, charge: Tensor) -> Tensor:
-        """The total charge itself, which acts through the predicted charges alone."""
+        """Return the total charge itself, which acts through the predicted charges alone."""
         return charge
 
     def _work(self, atoms: CpuAtoms, rows: CpuRows) -> int:
@@ -159,7 +159,7 @@ class CpuTensorNet2(CpuTensorNet):
         return table, own, r.by_charge[layer], f.second, f.second_bias, f.third, f.third_bias
 
     def _predict(self, r: Any, atoms: CpuAtoms, structures: list[Array], stage: int) -> Array:
-        """Charges of a stage into r.charges; their means over the channels."""
+        """Compute charges of a stage into r.charges; return their means over the channels."""
         net = self.charge_networks[stage]
         self.own.predict(
             chunks(r), net.gamma, net.beta, self.norm_eps, net.first, net.first_bias, net.second, net.second_bias,
@@ -173,14 +173,14 @@ class CpuTensorNet2(CpuTensorNet):
         )  # fmt: skip
 
     def _charge_gradient(self, r: Any, atoms: CpuAtoms, structures: list[Array], stage: int) -> None:
-        """Of what the charges of a stage are made of, from r.charge_slope."""
+        """Compute the gradient of what the charges of a stage are made of, from r.charge_slope."""
         weight, missing = structures[stage]
         equilibrate_adjoint(
             r.predicted[stage], atoms.batch, self.exact_charge, weight, missing, r.charge_slope, r.gradient_of_charges
         )
 
     def _update_backward(self, r: Any, stage: int, charged: bool) -> None:
-        """The gradient through the charges of a stage, then that of the products of the layer before."""
+        """Compute the gradient through the charges of a stage, then that of the products of the layer before."""
         net, before = self.charge_networks[stage], max(stage - 1, 0)
         self.own.update_backward(
             chunks(r), net.gamma, self.norm_eps, net.first_t, net.second_t, net.third_t, charged, stage > 0,
@@ -190,7 +190,7 @@ class CpuTensorNet2(CpuTensorNet):
 
 
 def _arrays(weights: Any) -> Any:
-    """The same tuple, of arrays; matrices as panels."""
+    """Return the same tuple, of arrays; matrices as panels."""
     return type(weights)(*(panels(t.numpy()) if t.dim() > 1 else t.numpy() for t in weights))
 
 
@@ -405,7 +405,7 @@ def message_adjoint(envelope, envelope_slope, h, g, dm, y, dy, F):
 
 @call
 def first_slope(p, t, g, F):
-    """Derivative by the distance through the cubic, g [F] being the gradient of h1."""
+    """Return the derivative by the distance through the cubic, g [F] being the gradient of h1."""
     total = ZERO
     for c in range(F):
         slope = p[c + F] + t * ((p[c + 2 * F] + p[c + 2 * F]) + t * (THREE * p[c + 3 * F]))

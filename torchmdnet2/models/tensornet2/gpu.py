@@ -49,7 +49,7 @@ class FilterTiles(Tiles):
 
     @classmethod
     def for_gpu(cls, num_atoms: int, channels: int) -> FilterTiles:
-        """Shapes for N atoms and F channels."""
+        """Return shapes for N atoms and F channels."""
         tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
         layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
         charge_layer, predict, first_gradient = tiles.charge_layer, tiles.predict, tiles.first_gradient
@@ -126,7 +126,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
     weights: FrozenTensorNet2
 
     def charge_input(self, charge: Tensor) -> Tensor:
-        """The total charge itself."""
+        """Return the total charge itself."""
         return charge
 
     def launch_shapes(self, num_atoms: int) -> FilterTiles:
@@ -148,7 +148,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             return [new(*shape, dtype=dtype) for _ in range(layers + 1)]
 
         def filters_of(width: int) -> list[Tensor]:
-            """Of each layer; all in one place, where they are not kept."""
+            """Return the filters of each layer; all share one place if they are not kept."""
             if most > shapes.kept:
                 return [new(slots, width)] * layers
             return [new(most, width) for _ in range(layers)]
@@ -203,7 +203,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
     # --- charges -------------------------------------------------------------------------------------------------
 
     def _factor(self, b: Any, atoms: Atoms) -> Tensor:
-        """The total charge acts through the predicted ones alone, not in the products."""
+        """Return ones: the total charge acts through the predicted ones alone, not in the products."""
         return b.ones
 
     def _charge_constants(self, shapes: FilterTiles, num_atoms: int, given: bool) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
     def _charge_gradient(
         self, b: Any, shapes: FilterTiles, atoms: Atoms, edges: Edges, stage: int, charge_slope: Tensor | None
     ) -> None:  # fmt: skip
-        """The gradients that the charges of a stage had: those of the pairs of the layer, or those given."""
+        """Compute the gradients that the charges of a stage had: those of the pairs of the layer, or those given."""
         w, n, last = self.weights, len(atoms.z), charge_slope is not None
         net, common = w.charge_networks[stage], self._charge_constants(shapes, n, last)
         if charge_slope is None:
@@ -277,19 +277,19 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         )  # fmt: skip
 
     def _parts(self, atoms: Atoms) -> tuple[int, int]:
-        """Structures, and parts that the largest can have."""
+        """Return the structures, and the number of parts that the largest can have."""
         return atoms.ptr.shape[0] - 1, -(-len(atoms.z) // part_size(len(atoms.z)))
 
     # --- messages ------------------------------------------------------------------------------------------------
 
     def _chunks(self, b: Any, atoms: Atoms, edges: Edges) -> Iterator[tuple[int, int, int]]:
-        """Number of atoms, first slot and number of slots of each chunk."""
+        """Yield number of atoms, first slot and number of slots of each chunk."""
         slots, n = b.first_activity.shape[1], len(atoms.z)
         for first in range(0, n + edges.sender.shape[0], slots):
             yield n, first, slots
 
     def _rows(self, b: Any, atoms: Atoms, edges: Edges, tile: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
-        """Grid and constants of a message kernel."""
+        """Return the grid and constants of a message kernel."""
         n = len(atoms.z)
         programs = -(-n // tile.atoms)
         if n + edges.sender.shape[0] > b.first_activity.shape[1]:
@@ -304,7 +304,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor, w: Tensor,
         out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None, kept: bool = False,
     ) -> None:  # fmt: skip
-        """One layer of the filters, or its gradient."""
+        """Launch one layer of the filters, or its gradient."""
         block = shapes.layer
         grid = w.shape[2] // block.cols, -(-chunk[2] // block.rows)
         filters.layer_kernel[grid](
@@ -315,14 +315,15 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         )  # fmt: skip
 
     def _kept(self, b: Any, atoms: Atoms, edges: Edges, shapes: FilterTiles) -> bool:
-        """Whether the filters of all slots are kept for the backward pass."""
+        """Return whether the filters of all slots are kept for the backward pass."""
         return max(len(atoms.z), 1) + edges.sender.shape[0] <= shapes.kept
 
     def _filter(
         self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool,
         last: Tensor, slope: Tensor | None,
     ) -> None:  # fmt: skip
-        """What the last activation of the filters acts on; backward: of reversed slots. slope: of the second."""
+        """Compute what the last activation of the filters acts on; backward: of reversed slots. slope: of the
+        second."""
         w = self.weights
         net = w.filters[k]
         rows, warps = shapes.first

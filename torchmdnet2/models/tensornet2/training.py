@@ -52,7 +52,7 @@ class PairTensorNet2(PairTensorNet):
         return torch.ones_like(self.batch.charge)
 
     def __call__(self, r: Tensor) -> Features:
-        """Scalar features [M, F], and charges of all stages [M, stages, C]."""
+        """Return the scalar features [M, F], and charges of all stages [M, stages, C]."""
         model = self.charged
         if not model.q_dim:
             return super().__call__(r)
@@ -71,14 +71,14 @@ class PairTensorNet2(PairTensorNet):
         return Features(self._read_out(x), charges=torch.stack(stages, 1))
 
     def _first_layer(self, linear: nn.Linear, rbf: Tensor, q: Tensor) -> Tensor:
-        """Of the filters, before its activation: [D, F]."""
+        """Return the first layer of the filters before its activation, [D, F]."""
         of_pair, of_receiver, of_sender = linear.weight.split((rbf.shape[1], q.shape[1], q.shape[1]), 1)
         return self.edge_sum(
             functional.linear(rbf, of_pair, linear.bias), functional.linear(q, torch.cat([of_receiver, of_sender]))
         )
 
     def _charges(self, x: Tensor, predict: ChargePredict) -> Tensor:
-        """Latent charges that sum to the total charge, [M, C] e float64; see `equilibrate`."""
+        """Return latent charges that sum to the total charge, [M, C] e float64; see `equilibrate`."""
         _, norm_a, norm_s = self.inner.norms(x).unbind()
         values = predict.q_norm(torch.cat([x[0], norm_a, norm_s], 1))
         for layer in predict.q_mlp.layers:
@@ -91,7 +91,7 @@ class PairTensorNet2(PairTensorNet):
         return charges + u * (self.batch.charge.double()[:, None] - total) / total_u.clamp(min=1e-300)
 
     def _of_atoms(self, x: Tensor) -> Tensor:
-        """Values of structures [S, …] for each of their atoms."""
+        """Return values of structures [S, …] for each of their atoms."""
         if self.triton:
             return self.per_structure.derivative(0, None, x)  # whose gradient has no atomics
         return x.index_select(0, self.batch.structure)

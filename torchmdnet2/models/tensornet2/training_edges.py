@@ -22,13 +22,13 @@ __all__ = ["EdgeSum", "Message", "per_edge"]
 
 
 def per_edge(x: Tensor, pairs: Pairs) -> Tensor:
-    """Values of pairs, and of an atom with itself, on all rows: [P + 1, …] to [D, …]."""
+    """Return values of pairs, and of an atom with itself, on all rows: [P + 1, …] to [D, …]."""
     of_pairs, own = x.split((pairs.num_pairs, 1))
     return torch.cat([of_pairs, of_pairs, own.expand(pairs.num_atoms, *own.shape[1:])])
 
 
 def _per_pair(x: Tensor, pairs: Pairs) -> Tensor:
-    """The transpose of `per_edge`."""
+    """Return the transpose of `per_edge`."""
     one, other, own = x.split((pairs.num_pairs, pairs.num_pairs, pairs.num_atoms))
     return torch.cat([one + other, own.sum(0, keepdim=True)])
 
@@ -47,7 +47,7 @@ class EdgeSum:
         return _Spread.apply(self, t, ab) if self.use_kernels else self.reference(t, ab)
 
     def reference(self, t: Tensor, ab: Tensor) -> Tensor:
-        """The sum in plain PyTorch."""
+        """Return the sum in plain PyTorch."""
         pairs = self.pairs
         a, b = ab.chunk(2, 1)
         first, second, real = pairs.first.long(), pairs.second.long(), pairs.real().to(t.dtype)[:, None]
@@ -56,7 +56,7 @@ class EdgeSum:
         return per_edge(t, pairs) + torch.cat([one, other, a + b])
 
     def spread(self, t: Tensor, ab: Tensor) -> Tensor:
-        """The sum by a kernel."""
+        """Return the sum by a kernel."""
         pairs, features = self.pairs, t.shape[1]
         out = t.new_empty(2 * pairs.num_pairs + pairs.num_atoms, features)
         _spread[(triton.cdiv(out.shape[0], 4),)](
@@ -66,7 +66,7 @@ class EdgeSum:
         return out
 
     def collect(self, h: Tensor) -> Tensor:
-        """Sums of rows [D, F] over what an atom receives and what it sends, by a kernel: [M, 2 F]."""
+        """Return sums of rows [D, F] over what an atom receives and what it sends, by a kernel: [M, 2 F]."""
         pairs = self.pairs
         out = h.new_empty(pairs.num_atoms, 2 * h.shape[1])
         grid, tile = row_tile(pairs.num_atoms, h.shape[1])

@@ -61,7 +61,7 @@ class ChargeWeights(NamedTuple):
 
 
 def padded_channels(q_dim: int) -> int:
-    """C."""
+    """Return C."""
     return max(16, 1 << (q_dim - 1).bit_length())
 
 
@@ -114,7 +114,7 @@ class FrozenTensorNet2(FrozenTensorNet):
         return t.detach().contiguous().to(self.device)
 
     def _pad(self, w: Tensor, dim: int) -> Tensor:
-        """Zeros for the charge channels that the model does not have."""
+        """Return zeros for the charge channels that the model does not have."""
         shape = list(w.shape)
         shape[dim] = self.charge_channels - self.q_dim
         return torch.cat([w, w.new_zeros(shape)], dim)
