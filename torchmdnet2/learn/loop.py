@@ -392,7 +392,7 @@ class _Loop:
         self.level = make_labeller(config.labels.labeller).level_of_theory
 
     def run(self) -> LearnResult:
-        """All rounds."""
+        """Run all rounds."""
         config, folder = self.config, self.folder
         if not (folder / RUN).is_file():
             facts = {"config": config.to_dict(), "inputs": _inputs(config)}
@@ -665,7 +665,7 @@ def _inputs(config: LearnConfig) -> dict[str, str]:
 
 @contextmanager
 def _signals(folder: Path) -> Iterator[None]:
-    """Within the block, SIGTERM stops the run as Ctrl-C does, and both say how to continue."""
+    """Stop the run at SIGTERM as at Ctrl-C within the block; both say how to continue."""
     words = f"; finished work is kept in {folder}: continue with --resume auto"
 
     def stop(number: int, frame: FrameType | None) -> None:

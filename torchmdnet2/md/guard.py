@@ -68,7 +68,7 @@ class Limits:
         return cls(temperature=max(cls.temperature, 10 * temperature))
 
     def violation(self, temperature: float, force: float, energy_error: float) -> str | None:
-        """The limit that is exceeded, in words, or None.
+        """Return the limit that is exceeded, in words, or None.
 
         Args:
             temperature: K.
@@ -84,7 +84,7 @@ class Limits:
         return None
 
     def volume_violation(self, volume: float, first: float) -> str | None:
-        """As `violation`, for volumes in Å³."""
+        """Return the limit that volumes in Å³ exceed, as `violation`."""
         if volume > self.volume * first or volume * self.volume < first:
             return f"the volume of the cell is {volume:.3g} Å³ and was {first:.3g} Å³ (limit {self.volume:g} times)"
         return None
@@ -117,7 +117,7 @@ class Guard:
         self.first_conserved = None if first_conserved is None else list(first_conserved)
 
     def __call__(self, state: State) -> list[TableRow]:
-        """The rows of a state, one for each replica.
+        """Return the rows of a state, one for each replica.
 
         Raises:
             NonFiniteState: a number is NaN or infinite.
@@ -144,11 +144,11 @@ class Guard:
         return rows
 
     def at(self, state: State) -> System:
-        """The structures of a state."""
+        """Return the structures of a state."""
         return self.system.replace(pos=state.pos, cell=self.system.cell if state.cell is None else state.cell)
 
     def rows(self, state: State) -> list[TableRow]:
-        """The rows of a state, without checks."""
+        """Return the rows of a state, without checks."""
         kinetic = self.atoms.kinetic_energy(state.vel).tolist()
         potential, heat = state.energy.tolist(), state.heat.sum(1).tolist()
         rows = [
@@ -196,7 +196,7 @@ class _Pairs(NamedTuple):
 
 
 def _pairs(system: System) -> _Pairs:
-    """All pairs, periodic images included, within the sum of their covalent radii, both (i, j) and (j, i)."""
+    """Return all pairs, periodic images included, within the sum of their covalent radii, both (i, j) and (j, i)."""
     radii = torch.as_tensor(covalent_radii, dtype=torch.float64, device=system.device)[system.z]
     num, batch, counts = system.num_systems, system.batch, system.atom_counts
     n = int(counts.max())
@@ -222,7 +222,7 @@ def _pairs(system: System) -> _Pairs:
 
 
 def closest_pair(system: System) -> tuple[float, int, int, float] | None:
-    """The pair that overlaps most: (distance over sum of covalent radii, atom, atom, distance in Å).
+    """Return the pair that overlaps most: (distance over sum of covalent radii, atom, atom, distance in Å).
 
     None when no pair, periodic images included, is within the sum of its radii.
     """
@@ -234,7 +234,7 @@ def closest_pair(system: System) -> tuple[float, int, int, float] | None:
 
 
 def close_atoms(system: System, kind: str = "") -> list[str]:
-    """Words about the pair of each structure that is nearer than any bond of such elements; "" if there is none.
+    """Return words about the pair of each structure that is nearer than any bond of such elements; "" if there is none.
 
     Args:
         system: B structures.
@@ -261,7 +261,7 @@ def close_atoms(system: System, kind: str = "") -> list[str]:
 
 
 def remedy_of_close_atoms(potentials: Iterable[Potential]) -> str:
-    """What to do where `close_atoms` finds a pair; "" if all potentials have a repulsive prior.
+    """Return what to do where `close_atoms` finds a pair; "" if all potentials have a repulsive prior.
 
     `aimnet2` has none: it attracts O…O below 0.65 and H…H below 0.79 of the sum of the covalent radii.
     """
@@ -300,7 +300,7 @@ def check_overlaps(
 
 
 def _name(system: System, atom: int, kind: str = "replica") -> str:
-    """ "atom 4 (H)", and of several structures which one, unless they have no `kind`."""
+    """Return "atom 4 (H)", and of several structures which one, unless they have no `kind`."""
     replica = int(system.batch[atom])
     name = f"atom {atom - int((system.batch < replica).sum())} ({SYMBOLS[int(system.z[atom])]})"
     return f"{name} of {kind} {replica}" if kind and system.num_systems > 1 else name
@@ -397,7 +397,7 @@ class Bonds:
         self.deviation = max(self.deviation, float(off.max(initial=0.0)))
 
     def lengths(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[P] Å, at positions [n, 3] Å."""
+        """Return the lengths of the bonds, [P] Å, at positions [n, 3] Å."""
         i, j = self.pairs.T
         vectors = x[j] - x[i]
         if self._periodic:
@@ -405,7 +405,7 @@ class Bonds:
         return np.linalg.norm(vectors, axis=1)
 
     def _learn(self, frames: Sequence[Atoms]) -> None:
-        """The usual lengths, from frames that may have other cells and may be wrapped: minimum images."""
+        """Set the usual lengths from frames that may have other cells and may be wrapped: minimum images."""
         from ase.geometry import find_mic
 
         i, j = self.pairs.T
@@ -421,7 +421,7 @@ class Bonds:
     def _within(
         self, system: System, among: NDArray[np.int64], part: float
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Pairs [P, 2], their shifts [P, 3] and distances [P] below that part of the sum of the radii."""
+        """Return pairs [P, 2], their shifts [P, 3] and distances [P], below that part of the sum of the radii."""
         radii = self._radii[among]
         cutoff = 2 * part * float(radii.max(initial=0.0))
         if not cutoff:
@@ -435,8 +435,8 @@ class Bonds:
         return among[np.stack([i, j], 1)[near]], edges.shift.numpy()[near], d[near]
 
     def _pairs_apart(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-        """Heavy atoms that are not bonded, [Q, 2], and the squares of their least distances; None where a neighbor
-        search is needed. Unlike bonds of protons, those of heavy atoms do not change (see `_refuse_new`)."""
+        """Return heavy atoms that are not bonded, [Q, 2], and the squares of their least distances; None where a
+        neighbor search is needed. Unlike bonds of protons, those of heavy atoms do not change (see `_refuse_new`)."""
         i, j = np.triu_indices(len(self._heavy), 1)
         if self._periodic or len(i) > _DENSE_BONDS:
             return None
@@ -446,7 +446,7 @@ class Bonds:
         return pairs, self._radii[pairs].sum(1) ** 2
 
     def _near(self, x: NDArray[np.float64]) -> bool:
-        """Whether heavy atoms may have formed a bond; a fast test."""
+        """Return whether heavy atoms may have formed a bond; a fast test."""
         if self._apart is None:
             return True
         pairs, limits = self._apart
@@ -464,7 +464,7 @@ class Bonds:
                 raise Unphysical(f"{i} and {j}, which were not bonded, are {distance:.2f} Å apart: a new bond")
 
     def _shared(self, x: NDArray[np.float64]) -> dict[int, _Bond]:
-        """Bonds of protons that another atom can hold as well, each with the shortest bond to such an atom."""
+        """Return bonds of protons that another atom can hold as well, each with the shortest bond to such an atom."""
         z = self._z[self.pairs]
         protic = np.flatnonzero((z == 1).any(1) & np.isin(z, ACCEPTORS).any(1))
         if not len(protic):

@@ -67,7 +67,7 @@ class State:
         return State(**{name: value.clone() for name, value in self.tensors().items()}, step=self.step)
 
     def to(self, device: torch.device | str) -> State:
-        """The state on another device; tensors that are there already are shared."""
+        """Return the state on another device; tensors that are there already are shared."""
         return State(**{name: value.to(device) for name, value in self.tensors().items()}, step=self.step)
 
     def copy_(self, other: State) -> None:
@@ -102,16 +102,16 @@ class AtomConstants:
         return AtomConstants(self.masses.to(device), self.mobile.to(device), self.dof, self.replicas)
 
     def kinetic_energy(self, vel: Tensor) -> Tensor:
-        """[B] eV."""
+        """Return the kinetic energies, [B] eV."""
         return 0.5 * AMU_A2_FS2 * (self.masses * vel.square()).view(self.replicas, -1).sum(1)
 
     def temperature(self, kinetic: float) -> float:
-        """K, from the kinetic energy of a replica in eV."""
+        """Return the temperature in K, from the kinetic energy of a replica in eV."""
         return 2 * kinetic / (self.dof * KB)
 
 
 def maxwell_boltzmann(atoms: AtomConstants, temperature: float, seeds: Sequence[int]) -> Tensor:
-    """Velocities [N, 3] in Å/fs at a temperature in K, without total momentum unless atoms are fixed or alone.
+    """Return velocities [N, 3] in Å/fs at a temperature in K, without total momentum unless atoms are fixed or alone.
 
     Drawn on the CPU, so that a seed gives the same on every device. Replica b depends on its seed only.
     """
@@ -124,7 +124,7 @@ def maxwell_boltzmann(atoms: AtomConstants, temperature: float, seeds: Sequence[
 
 
 def remove_momentum(atoms: AtomConstants, vel: Tensor) -> Tensor:
-    """The velocities relative to each centre of mass; unchanged where an atom is fixed or there is only one."""
+    """Return the velocities relative to each centre of mass; unchanged where an atom is fixed or there is only one."""
     if atoms.num_atoms < 2 or bool((atoms.mobile == 0).any()):
         return vel
     return _without_momentum(atoms, vel)
@@ -146,7 +146,7 @@ _KEY = (0x9E3779B9, 0xBB67AE85)
 
 
 def normal(seeds: Tensor, steps: Tensor, num_atoms: int, stream: int = 0) -> Tensor:
-    """Independent standard normal numbers, [S, B, n, 3] float64.
+    """Return independent standard normal numbers, [S, B, n, 3] float64.
 
     The counter of an atom's numbers is (atom within its replica, low and high half of the step, stream), their key is
     the replica's seed.
@@ -167,7 +167,7 @@ def normal(seeds: Tensor, steps: Tensor, num_atoms: int, stream: int = 0) -> Ten
 
 
 def philox(counter: list[Tensor], key_low: Tensor, key_high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four random words of 32 bits for each counter (four words) and key (two); all int64 that broadcast."""
+    """Return four random words of 32 bits for each counter (four words) and key (two); all int64 that broadcast."""
     c0, c1, c2, c3 = counter
     for i in range(10):
         k0, k1 = (key_low + i * _KEY[0]) & _MASK, (key_high + i * _KEY[1]) & _MASK
@@ -191,7 +191,7 @@ BAR = factor("stress", "bar")
 
 
 def _symmetric(*places: tuple[int, int]) -> list[list[float]]:
-    """A symmetric matrix of norm 1 with equal numbers at these places."""
+    """Return a symmetric matrix of norm 1 with equal numbers at these places."""
     matrix = torch.zeros(3, 3, dtype=torch.float64)
     for i, j in places:
         matrix[i, j] = matrix[j, i] = 1.0
@@ -268,20 +268,21 @@ class Barostat:
         self._count_work(state)
 
     def _count_work(self, state: State) -> None:
-        """Half of the energy that the strain puts in: V σ:η, by the trapezoidal rule."""
+        """Count half of the energy that the strain puts in: V σ:η, by the trapezoidal rule."""
         assert state.cell is not None and state.stress is not None
         half = 0.5 * volume_of(state.cell) * (state.stress.double() * self._strain).sum((1, 2))
         state.heat[:, 0].add_(half)
 
 
 def volume_of(cell: Tensor) -> Tensor:
-    """[B] Å³ of cells [B, 3, 3], without waiting for a GPU."""
+    """Return the volumes [B] in Å³ of cells [B, 3, 3], without waiting for a GPU."""
     a, b, c = cell.unbind(1)
     return (a * torch.linalg.cross(b, c)).sum(1).abs()
 
 
 def exponential(matrix: Tensor) -> Tensor:
-    """Exponential of small matrices [B, 3, 3]: seven terms of the series, exact to rounding up to norms of 0.01."""
+    """Return exponentials of small matrices [B, 3, 3]: seven terms of the series, exact to rounding up to norms of
+    0.01."""
     one = torch.eye(3, dtype=matrix.dtype, device=matrix.device)
     total = one + matrix / 6
     for k in (5, 4, 3, 2, 1):
@@ -379,7 +380,7 @@ class Langevin(VelocityVerlet):
         state.pos.add_(0.5 * self.timestep * state.vel)
 
     def noise(self, step: int) -> Tensor:
-        """Noise [N, 3] of the step after `step` steps."""
+        """Return noise [N, 3] of the step after `step` steps."""
         if not 0 <= step - self._first < self._window:
             self._first = step
             steps = torch.arange(step, step + self._window, device=self.seeds.device)
@@ -440,14 +441,14 @@ class Engine(ABC):
         self.step, self.dynamics = step, dynamics
 
     def begin(self, vel: Tensor) -> State:
-        """The state at the first positions with these velocities, on the host."""
+        """Return the state at the first positions with these velocities, on the host."""
         heat = torch.zeros(self.step.energy.shape[0], self.parts, dtype=torch.float64)
         state = self._state_of(vel, heat, 0).to("cpu").clone()
         self.load(state)
         return state
 
     def _state_of(self, vel: Tensor, heat: Tensor, steps: int) -> State:
-        """The state on its device, without velocities and heat."""
+        """Return the state on its device, without velocities and heat."""
         step, dynamics = self.step, self.dynamics
         state = State(step.pos, vel, step.forces, step.energy, heat, step=steps)
         if dynamics.barostat is not None:
@@ -476,15 +477,15 @@ class Engine(ABC):
 
     @abstractmethod
     def collect(self) -> State:
-        """The state after the oldest launch that was not collected, on the host. It is
-        overwritten by the second launch after this call."""
+        """Return the state after the oldest launch that was not collected, on the host. It is overwritten by the second
+        launch after this call."""
 
     @abstractmethod
     def drop(self) -> None:
         """Discard launches that were not collected."""
 
     def check(self) -> bool:
-        """Whether the steps since the last check were good: as BoundStep.check."""
+        """Return whether the steps since the last check were good, as BoundStep.check."""
         fast = self.dynamics.fast
         enough = fast is None or fast.check()
         return self.step.check() and enough

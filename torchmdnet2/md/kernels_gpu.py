@@ -400,11 +400,11 @@ class GraphEngine(Engine):
     # --- states --------------------------------------------------------------------------------------------------
 
     def _state(self) -> State:
-        """The state on its device."""
+        """Return the state on its device."""
         return self._state_of(self._vel, self._heat, self._steps)
 
     def _slot(self) -> _Slot:
-        """Buffers for a copy on the host."""
+        """Return buffers for a copy on the host."""
         state = self._state()
         for name, value in state.tensors().items():
             setattr(state, name, torch.zeros_like(value, device="cpu", pin_memory=self._cuda))
@@ -491,7 +491,7 @@ class GraphEngine(Engine):
             self.step.replay()
 
     def _launch_inner(self, inner: _Level) -> None:
-        """The inner steps of one step."""
+        """Launch the inner steps of one step."""
         fast = inner.step
         fast.pos.copy_(self.step.pos)
         if self._cell is not None:
@@ -503,7 +503,7 @@ class GraphEngine(Engine):
         self.step.pos.copy_(fast.pos)
 
     def _changed(self) -> list[Tensor]:
-        """All that a launch both reads and writes."""
+        """Return all that a launch both reads and writes."""
         levels = [level for level in (self._outer, self._inner) if level is not None]
         held = [tensor for level in levels for tensor in (level.counter, level.pending)]
         return [*self._state().tensors().values(), *held, *([] if self._cell is None else [self._cell.strain])]

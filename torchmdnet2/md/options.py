@@ -163,7 +163,7 @@ class MDOptions:
         return FRICTION if self.friction is None else self.friction
 
     def of_barostat(self, name: str) -> Any:
-        """A setting of constant pressure, or its default.
+        """Return a setting of constant pressure, or its default.
 
         Args:
             name: one of BAROSTAT.
@@ -187,7 +187,7 @@ class MDOptions:
         return path.with_suffix("") if path.suffix in FORMATS else path
 
     def file(self, extension: str, replica: int | None = None) -> Path:
-        """The output file with this extension, as in file(".csv"); with several replicas, that of one.
+        """Return the output file with this extension, as in file(".csv"); with several replicas, that of one.
 
         Args:
             extension: with its dot, ".csv".
@@ -196,7 +196,7 @@ class MDOptions:
         return self._numbered(self.prefix.with_name(self.prefix.name + extension), replica)
 
     def trajectory_files(self, replica: int) -> tuple[Path, ...]:
-        """Trajectory files of a replica.
+        """Return trajectory files of a replica.
 
         Args:
             replica: its number, from 0.
@@ -206,7 +206,7 @@ class MDOptions:
         return tuple(self._numbered(path, replica) for path in paths)
 
     def files(self) -> list[Path]:
-        """All files that a run may write."""
+        """Return all files that a run may write."""
         own = [path for b in range(self.replicas) for path in (*self.trajectory_files(b), self.file(".csv", b))]
         pages = [self.file(".html")] if self.report else []
         return [*own, self.file(".png"), *pages, self.file(".restart")]
@@ -224,7 +224,7 @@ class MDOptions:
     # --- what a restart must have in common -----------------------------------------------------------------------
 
     def physics(self) -> dict[str, Any]:
-        """The options that must not change at a restart, as plain data."""
+        """Return the options that must not change at a restart, as plain data."""
         kept = ("timestep", "ensemble", "temperature", "friction", "seed", "replicas", "remove_drift")
         chosen = {name: value for name, value in asdict(self).items() if name in kept}
         if self.ensemble != "nve":

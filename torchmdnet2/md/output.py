@@ -122,7 +122,7 @@ class Drift:
 def plot(
     path: Path, replicas: Sequence[Sequence[TableRow]], num_atoms: int, title: str, drifts: Sequence[float]
 ) -> None:
-    """Temperature and conserved energy over time, as a PNG.
+    """Draw temperature and conserved energy over time, as a PNG.
 
     Args:
         path: of the file.
@@ -163,7 +163,7 @@ _WHY = "the energy of the model has a hole or a step there, or the timestep is t
 
 
 def largest_jump(num_atoms: int) -> float:
-    """Largest change of the conserved energy between two checks in good dynamics, eV.
+    """Return the largest change of the conserved energy between two checks in good dynamics, eV.
 
     Args:
         num_atoms: of a replica.
@@ -210,12 +210,12 @@ class Conservation:
 
 
 def drift_text(drift: float) -> str:
-    """A drift as text, also nan, which short runs have."""
+    """Return a drift as text, also nan, which short runs have."""
     return "not known yet" if math.isnan(drift) else f"{drift:+.1e} eV/atom/ps"
 
 
 def speed_text(ns_per_day: float) -> str:
-    """A speed as text; empty for nan, where no step was made."""
+    """Return a speed as text; empty for nan, where no step was made."""
     return "" if math.isnan(ns_per_day) else f"{ns_per_day:.3g} ns/day"
 
 
@@ -254,7 +254,7 @@ class Reporter:
             self.bar.stop()
 
     def ns_per_day(self, step: int) -> float:
-        """Simulated time per day of computing, from the speed between start and end; nan at the start."""
+        """Return the simulated time per day of computing, from the speed between start and end; nan at the start."""
         elapsed = (self.ended or time.perf_counter()) - self.started
         return (step - self.first) * self.timestep * 1e-6 * 86400 / elapsed if step > self.first else float("nan")
 

@@ -74,7 +74,7 @@ class Simulated:
 
 
 def read_frames(paths: Sequence[Path], rows: int) -> list[Atoms]:
-    """Evenly spread frames of a trajectory, as many as a page shows.
+    """Return evenly spread frames of a trajectory, as many as a page shows.
 
     Args:
         paths: the trajectory in one or more formats.
@@ -185,8 +185,8 @@ def _geometry(frames: Sequence[Atoms]) -> list[str]:
 
 
 def _cells(frames: Sequence[Atoms], replicas: Sequence[Sequence[TableRow]]) -> list[str]:
-    """The section of the cell: mean lengths, angles, volume and density over the second half of the frames of the first
-    replica; at constant pressure also those of every replica over time."""
+    """Return the section of the cell: mean lengths, angles, volume and density over the second half of the frames of
+    the first replica; at constant pressure also those of every replica over time."""
     mass = float(frames[0].get_masses().sum()) * AMU_A3
     cells = np.array([[*frame.cell.cellpar(), frame.get_volume()] for frame in frames])
     cells = np.column_stack([cells, mass / cells[:, 6]])
@@ -215,7 +215,7 @@ def _draw_density(axes: Axes, replicas: Sequence[Sequence[TableRow]]) -> None:
 
 
 def _bond_lengths(frames: Sequence[Atoms]) -> dict[str, NDArray[np.float64]]:
-    """Pair of elements -> lengths [frames, bonds of this kind], Å."""
+    """Return pair of elements -> lengths [frames, bonds of this kind], Å."""
     bonds = Bonds(System.from_ase(frames[0]))
     if not len(bonds.pairs):
         return {}
@@ -226,7 +226,7 @@ def _bond_lengths(frames: Sequence[Atoms]) -> dict[str, NDArray[np.float64]]:
 
 
 def distances(frames: Sequence[Atoms]) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Histograms of the distances between atoms, of up to 50 frames.
+    """Return histograms of the distances between atoms, of up to 50 frames.
 
     Args:
         frames: of the same atoms; their cells may differ.
@@ -282,7 +282,7 @@ def _draw_distances(axes: Axes, frames: Sequence[Atoms]) -> None:
 
 
 def _drawn(draw: Callable[[Axes], Any], text: str) -> list[str]:
-    """A plot within the page; nothing where matplotlib is not installed."""
+    """Return a plot within the page; nothing if matplotlib is not installed."""
     try:
         return [_picture(figure_png(lambda figure: draw(figure.subplots()), (7, 3.2)), text)]
     except ImportError:

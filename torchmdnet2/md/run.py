@@ -160,7 +160,7 @@ def run_md(
 
 
 def _identified(opened: tuple[Potential, ModelSource | None]) -> tuple[Potential, str]:
-    """An opened model, and what identifies it in a restart file."""
+    """Return an opened model, and what identifies it in a restart file."""
     potential, source = opened
     file = None if source is None or source.level is not None else source.sha256
     return potential, file or fingerprint(potential)
@@ -240,7 +240,7 @@ class Simulation:
         self.conservation = Conservation(self.atoms.num_atoms, options.replicas)
 
     def _springs(self) -> Springs:
-        """The springs of the start structure, fitted or from a restart file."""
+        """Return the springs of the start structure, fitted or from a restart file."""
         springs = Springs(System.from_ase(self.start))
         if self.options.restart:
             _, saved = read_restart(self.options.file(".restart"), {"inner": springs.identity})
@@ -252,7 +252,7 @@ class Simulation:
         return springs
 
     def _dynamics(self, atoms: AtomConstants) -> VelocityVerlet:
-        """The integrator, or that of the inner steps where there are any."""
+        """Return the integrator, or that of the inner steps where there are any."""
         options = self.options
         timestep = options.timestep if self.inner is None else options.timestep / options.count
         if options.ensemble == "nve":
@@ -327,7 +327,7 @@ class Simulation:
                 enlarged = 0
 
     def _stop_after(self, step: int) -> int:
-        """The last step of the block that begins at a step."""
+        """Return the last step of the block that begins at a step."""
         intervals = self.options.interval, self.options.remove_drift or self.options.interval
         return min(*(step - step % every + every for every in intervals), step + _LOOK, self.options.steps)
 
@@ -367,7 +367,7 @@ class Simulation:
             )
 
     def _was_room(self) -> bool:
-        """Whether the edges of a failed block fitted; if not, the capacity is raised."""
+        """Return whether the edges of a failed block fitted; if not, the capacity is raised."""
         try:
             return self.engine.check()
         except ValueError:

@@ -46,7 +46,7 @@ _LARGER = 1.05
 
 
 def plain_copy(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
-    """A copy with charge and spin in its info, and without labels, which would be wrong in later frames.
+    """Return a copy with charge and spin in its info, and without labels, which would be wrong in later frames.
 
     Args:
         atoms: the structure; charge and spin that it states are used.
@@ -108,7 +108,7 @@ def minimize(start: Atoms, potential: Potential) -> str:
 
 
 def atom_constants(start: Atoms, options: MDOptions) -> AtomConstants:
-    """Masses and fixed atoms of all replicas, on the CPU.
+    """Return masses and fixed atoms of all replicas, on the CPU.
 
     Raises:
         BadData: all atoms are fixed, or one has no mass; constant pressure without a cell or with fixed atoms.
@@ -183,7 +183,7 @@ def repartition(start: Atoms, mass: float) -> None:
 
 
 def velocities(start: Atoms, atoms: AtomConstants, options: MDOptions) -> Tensor:
-    """[N, 3] Å/fs: those of the structure if no temperature is given, else drawn for the temperature."""
+    """Return velocities [N, 3] in Å/fs: those of the structure if no temperature is given, else drawn for it."""
     given = torch.as_tensor(start.get_velocities() / VELOCITY, dtype=torch.float64)
     if options.temperature is None and options.replicas == 1 and bool(given.any()):
         return remove_momentum(atoms, given * atoms.mobile)
@@ -191,12 +191,12 @@ def velocities(start: Atoms, atoms: AtomConstants, options: MDOptions) -> Tensor
 
 
 def noise_seeds(seeds: Sequence[int]) -> list[int]:
-    """Seeds of the noise, so that it is independent of the velocities, which are drawn from the given seeds."""
+    """Return seeds of the noise, so that it is independent of the velocities, which are drawn from the given seeds."""
     return [int.from_bytes(hashlib.sha256(f"noise {seed}".encode()).digest()[:7], "little") for seed in seeds]
 
 
 def fingerprint(potential: Potential) -> str:
-    """Checksum of the weights; restart files identify a model in memory by it."""
+    """Return the checksum of the weights; restart files identify a model in memory by it."""
     digest = hashlib.sha256()
     for name, value in sorted(potential.state_dict().items()):
         digest.update(name.encode())
@@ -211,7 +211,7 @@ def make_engine(
     potential: Potential, system: System, dynamics: VelocityVerlet, interval: int,
     inner: Potential | Springs | None = None, count: int = 1, precision: Precision = "native",
 ) -> Engine:  # fmt: skip
-    """The fastest engine for a potential and a device.
+    """Return the fastest engine for a potential and a device.
 
     On the CPU: with a compiled integrator where the potential runs on compiled kernels, at constant volume and with one
     time step. On a GPU: several steps in one CUDA graph where the potential runs on fused kernels; where autograd
@@ -260,8 +260,8 @@ def make_engine(
 def _bind(
     potential: Potential, system: System, changes: bool, on_gpu: bool, precision: Precision = "native"
 ) -> tuple[BoundStep, bool]:
-    """The bound step of the structure, with stress if its cell changes, and whether it runs on fused kernels without a
-    graph."""
+    """Return the bound step of the structure, with stress if its cell changes, and whether it runs on fused kernels
+    without a graph."""
     if bool(system.pbc.any()):
         potential = potential.in_cells()
     # a graph cannot be captured within another

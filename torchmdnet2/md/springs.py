@@ -66,7 +66,7 @@ class Springs:
         return f"springs {hashlib.sha256(content).hexdigest()}"
 
     def facts(self) -> dict[str, Any]:
-        """What was fitted, as plain data."""
+        """Return what was fitted, as plain data."""
         return {"lengths": self.lengths.tolist(), "coefficients": self.coefficients.tolist()}
 
     def take(self, facts: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Springs:
         self.coefficients.copy_(torch.tensor(facts["coefficients"], dtype=torch.float64))
 
     def fit(self, potential: Potential) -> float:
-        """Least squares to the forces on randomly displaced atoms.
+        """Fit the coefficients by least squares to the forces on randomly displaced atoms.
 
         Args:
             potential: on any device.
@@ -105,12 +105,12 @@ class Springs:
         return (rest / total) ** 0.5
 
     def _vectors(self, pos: Tensor, cell: Tensor) -> Tensor:
-        """[P, 3] Å, from first to second atom."""
+        """Return vectors from first to second atom, [P, 3] Å."""
         i, j = self.pairs.T
         return pos[j] - pos[i] + self.shift.double() @ cell
 
     def _design(self, pos: Tensor, cell: Tensor) -> Tensor:
-        """Forces per coefficient in units of REACH, [3n, T·ORDER]."""
+        """Return forces per coefficient in units of REACH, [3n, T·ORDER]."""
         vectors = self._vectors(pos, cell)
         d = vectors.norm(dim=1)
         x = (d - self.lengths[self.kind]).clamp(-REACH, REACH) / REACH
@@ -124,7 +124,7 @@ class Springs:
 
 
 def _springs_of(start: System, bonds: Bonds) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs, shifts and kinds."""
+    """Return pairs, shifts and kinds."""
     z = start.z.tolist()
     near: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in z]
     for (i, j), shift in zip(bonds.pairs.tolist(), bonds.shift.tolist(), strict=True):

@@ -159,7 +159,7 @@ class StabilityReport:
         return [frame for run in self.runs for frame in run.frames]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; temperatures in K, times in ps, lengths in Å; missing values are null."""
+        """Return plain data for JSON; temperatures in K, times in ps, lengths in Å; missing values are null."""
         runs = [{k: v for k, v in vars(run).items() if k != "frames"} for run in self.runs]
         found = {"time": self.time, "temperatures": [asdict(s) for s in self.summaries], "runs": runs}
         return _plain(found)
@@ -188,7 +188,7 @@ class StabilityReport:
 
     @staticmethod
     def files(prefix: Path) -> tuple[Path, Path]:
-        """The files that `write` writes.
+        """Return the files that `write` writes.
 
         Args:
             prefix: of the files' names, folder included.
@@ -201,7 +201,7 @@ def _or_none(time: float) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """NaN, which JSON does not have, as None."""
+    """Return None for NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -330,7 +330,7 @@ class ReplicaBatch:
         return self.engine.begin(maxwell_boltzmann(_together(runs), self.options.target_temperature, seeds))
 
     def _engine(self, runs: list[ReplicaRun]) -> Engine:
-        """An engine at the initial structures, and a guard; the caller then loads a state."""
+        """Return an engine at the initial structures, and a guard; the caller then loads a state."""
         options, where = self.options, self.potential.device
         atoms = _together(runs).to(where)
         seeds = noise_seeds([run.seed for run in runs])
@@ -361,7 +361,7 @@ class ReplicaBatch:
                 return
 
     def _stop_after(self, step: int) -> int:
-        """Where the block ends that begins at a step."""
+        """Return where the block ends that begins at a step."""
         return min(step - step % self.every + self.every, self.options.steps)
 
     def _look(self, state: State) -> bool:
@@ -429,8 +429,8 @@ class ReplicaBatch:
 
 
 def _step(engine: Engine, state: State) -> State:
-    """The state after the next step, on the host. It is repeated with a larger capacity for edges if it is not
-    finite."""
+    """Return the state after the next step, on the host. The step is repeated with a larger capacity for edges if it is
+    not finite."""
     while True:
         engine.load(state)
         engine.launch(1)
@@ -440,7 +440,7 @@ def _step(engine: Engine, state: State) -> State:
 
 
 def _was_room(engine: Engine) -> bool:
-    """Whether the edges of the launched steps fitted; if not, the capacity is raised."""
+    """Return whether the edges of the launched steps fitted; if not, the capacity is raised."""
     try:
         return engine.check()
     except ValueError:  # not finite for another reason
@@ -454,13 +454,13 @@ def _together(runs: Sequence[ReplicaRun]) -> AtomConstants:
 
 
 def _one(state: State, replica: int, n: int) -> State:
-    """One replica of a state; not copied."""
+    """Return one replica of a state; not copied."""
     own, k = slice(replica * n, (replica + 1) * n), slice(replica, replica + 1)
     return State(state.pos[own], state.vel[own], state.forces[own], state.energy[k], state.heat[k], state.step)
 
 
 def _part(state: State, replicas: list[int], n: int) -> State:
-    """Some of the replicas of a state; copied."""
+    """Return some of the replicas of a state; copied."""
     atoms = (torch.tensor(replicas)[:, None] * n + torch.arange(n)).flatten()
     pos, vel, forces = state.pos[atoms], state.vel[atoms], state.forces[atoms]
     return State(pos, vel, forces, state.energy[replicas], state.heat[replicas], state.step)
@@ -589,7 +589,7 @@ def checked_start(frame: Atoms, number: int, potential: Potential, charge: int |
 
 
 def alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
-    """Up to a number of frames with the same atoms as this one."""
+    """Return up to so many frames with the same atoms as this one."""
     some = [frames[k * len(frames) // _REFERENCE] for k in range(_REFERENCE)] if len(frames) > _REFERENCE else frames
     return [f for f in some if len(f) == len(start) and (f.numbers == start.numbers).all()]
 

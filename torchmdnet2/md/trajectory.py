@@ -78,7 +78,7 @@ class TrajectoryFile(ABC):
             raise BadData(f"{self.path} is not the file that it was when the restart file was written; {remedy}")
 
     def _checksum(self, mark: dict[str, int]) -> int:
-        """Checksum of the bytes before a mark, without the header, which later frames change."""
+        """Return the checksum of the bytes before a mark, without the header, which later frames change."""
         start = max(_HEAD, mark["bytes"] - _TAIL)
         with open(self.path, "rb") as file:
             file.seek(start)
@@ -179,7 +179,8 @@ class ASETrajectory(TrajectoryFile):
         os.replace(aside, self.path)
 
     def _checksum(self, mark: dict[str, int]) -> int:
-        """Checksum of the positions in the last frame; other bytes before a mark change when frames are added."""
+        """Return the checksum of the positions in the last frame; other bytes before a mark change when frames are
+        added."""
         from ase.io.trajectory import Trajectory
 
         try:
@@ -248,7 +249,7 @@ def _count(file: BinaryIO, frames: int, step: int) -> None:
 
 
 def _record(content: bytes) -> bytes:
-    """A record as Fortran writes it: with the length on both sides."""
+    """Return a record as Fortran writes it: with the length on both sides."""
     length = struct.pack("<i", len(content))
     return length + content + length
 
@@ -288,8 +289,8 @@ class XTC(TrajectoryFile):
 
 
 def turned_back(atoms: Atoms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cell [3, 3] and positions [n, 3], Å, turned so that the first vector lies along x and the second in the xy plane;
-    unchanged where they do, or without a cell."""
+    """Return cell [3, 3] and positions [n, 3], Å, turned so that the first vector lies along x and the second in the xy
+    plane; unchanged where they do, or without a cell."""
     cell = atoms.cell.array
     if not atoms.pbc.any() or not np.triu(cell, 1).any():
         return cell, atoms.positions
@@ -298,7 +299,7 @@ def turned_back(atoms: Atoms) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _periodic(atoms: Atoms, path: Path) -> bool:
-    """Whether a file has cells.
+    """Return whether a file has cells.
 
     Raises:
         BadData: the format cannot hold this one.
@@ -336,7 +337,7 @@ def check_trajectory(path: Path, atoms: Atoms) -> None:
 
 
 def open_trajectory(path: Path, timestep: float, interval: int, mark: dict[str, int] | None = None) -> TrajectoryFile:
-    """The trajectory file of the format that its extension names; arguments as for TrajectoryFile."""
+    """Return the trajectory file of the format that its extension names; arguments as for TrajectoryFile."""
     return _FORMATS[path.suffix](path, timestep, interval, mark)
 
 
@@ -363,7 +364,7 @@ def write_restart(path: str | os.PathLike, state: State, facts: dict[str, Any]) 
 
 
 def read_restart(path: str | os.PathLike, expected: dict[str, Any]) -> tuple[State, dict[str, Any]]:
-    """The state (on the CPU) and the facts of a restart file.
+    """Return the state (on the CPU) and the facts of a restart file.
 
     Args:
         path: of the file.
@@ -438,7 +439,7 @@ _UNSHOWN = {
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """What differs, in words."""
+    """Return what differs, in words."""
     if name in _UNSHOWN:
         return _UNSHOWN[name]
     return f"{_WORDS.get(name, name)} was {_shown(name, before)} there and is {_shown(name, now)} here"
@@ -505,7 +506,7 @@ class Recorder:
                 drift.add(row)
 
     def add(self, state: State, rows: Sequence[TableRow]) -> None:
-        """A frame and a row for each replica."""
+        """Write a frame and a row for each replica."""
         for b, row in enumerate(rows):
             self._tables[b].add(row)
             self._drifts[b].add(row)
@@ -514,7 +515,8 @@ class Recorder:
                 trajectory.write(frame)
 
     def frame(self, state: State, replica: int) -> Atoms:
-        """A replica as Atoms: positions (not wrapped), momenta, energy, forces; stress of a cell that changes."""
+        """Return a replica as Atoms: positions (not wrapped), momenta, energy, forces; stress of a cell that
+        changes."""
         from ase.calculators.singlepoint import SinglePointCalculator
         from ase.stress import full_3x3_to_voigt_6_stress
 
@@ -582,7 +584,7 @@ class Recorder:
         write_page(self.options.file(".html"), found)
 
     def files(self) -> list[Path]:
-        """All files that exist."""
+        """Return all files that exist."""
         paths = [file.path for file in self._written]
         others = [self.options.file(extension) for extension in (".png", ".html", ".restart")]
         return [path for path in (*paths, *others) if path.exists()]

@@ -123,7 +123,7 @@ class ScanPath(ABC):
 
     @abstractmethod
     def positions(self, values: Array) -> Array:
-        """[n, N, 3] Å."""
+        """Return the positions at values of the coordinate, [n, N, 3] Å."""
 
     @abstractmethod
     def tangents(self, values: Array) -> Array:

@@ -63,7 +63,7 @@ def opened(starts: Sequence[Atoms], read: Callable[[Atoms], _Found]) -> list[_Fo
 def refusals(
     items: Sequence[_Item], check: Callable[[Sequence[_Item]], Any], most: int = _TOGETHER
 ) -> list[Exception | None]:
-    """Why a check of some structures together, at most so many, fails for each of them; None where it does not."""
+    """Return why a check of some structures together, at most so many, fails for each of them; None if it does not."""
 
     def run(part: Sequence[_Item]) -> list[None]:
         check(part)
@@ -75,7 +75,7 @@ def refusals(
 def in_parts(
     run: Callable[[Sequence[_Item]], list[_Found]], items: Sequence[_Item], most: int = _TOGETHER
 ) -> list[_Found | Exception]:
-    """As `each`, with at most so many items together."""
+    """Compute as `each`, with at most so many items together."""
     return [found for first in range(0, len(items), most) for found in each(run, items[first : first + most])]
 
 

@@ -285,7 +285,7 @@ class _Springs:
         self._from = self._to = self._has = torch.zeros(0, dtype=torch.long, device=device)
 
     def take(self, chunks: _Chunks, structures: NDArray, pos: Tensor, radii: NDArray, source: _Springs) -> None:
-        """As `BatchedLBFGS.take`; `structures` is [B]."""
+        """Continue with some structures, as `BatchedLBFGS.take`; `structures` is [B]."""
         device, count = pos.device, chunks.structures
         batch = np.repeat(np.arange(count), chunks.sizes)
         has = (radii > 0) & (chunks.sizes <= _ATOMS)[batch]

@@ -137,7 +137,7 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
 
 
 def may_have_children() -> bool:
-    """Whether this process may start others; a worker of a multiprocessing.Pool may not."""
+    """Return whether this process may start others; a worker of a multiprocessing.Pool may not."""
     return not multiprocessing.current_process().daemon
 
 

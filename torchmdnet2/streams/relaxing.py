@@ -389,7 +389,7 @@ class _Batch:
         return self._step.pos[: self._count]
 
     def steps(self, k: int) -> int:
-        """Number of steps that a structure has taken."""
+        """Return the number of steps that a structure has taken."""
         return int(self.optimizer.steps[k])
 
     def launch(self) -> None:

@@ -329,7 +329,7 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
 
 
 def _devices(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
-    """As `devices_of`; for a cluster, the name that each worker resolves."""
+    """Return devices as `devices_of`; for a cluster, the name that each worker resolves."""
     if dask is None:
         return devices_of(names)
     if any(isinstance(member, Potential) for member in _members(model)):

@@ -229,7 +229,7 @@ class Block(Results):
         return "".join(map(WRITERS[suffix], self.outcomes()) if suffix == ".sdf" else self._xyz())
 
     def _named(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """As `_properties`, with the number and the name of the record."""
+        """Yield as `_properties`, with the number and the name of the record."""
         for k, properties in self._properties():
             record = self.records[self.owners[k]]
             name = {"name": record.name} if record.name else {}

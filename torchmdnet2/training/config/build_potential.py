@@ -59,7 +59,7 @@ def _check_prior(value: Any) -> dict[str, Any]:
 
 
 def _by_atomic_number(energies: Mapping[Any, Any]) -> dict[str, float]:
-    """{"H": −13.6} or {1: −13.6} → {"1": −13.6}."""
+    """Return {"H": −13.6} or {1: −13.6} as {"1": −13.6}."""
     table = {}
     for element, energy in energies.items():
         number = SYMBOLS.index(element) if element in SYMBOLS else element
@@ -100,7 +100,7 @@ class Built:
         self._network, self._priors = "", ""
 
     def get(self, parts: Mapping[str, Any], seed: int) -> Potential:
-        """The potential, with neutral values for what is fitted later. It is built unless it was kept.
+        """Return the potential, with neutral values for what is fitted later. It is built unless it was kept.
 
         Args:
             parts: "model", "head", "properties", "priors", "atom_filter".
@@ -118,7 +118,7 @@ class Built:
         return self._potential
 
     def representation(self, parts: Mapping[str, Any], seed: int) -> Representation:
-        """The representation of the potential, whatever its priors; arguments and errors as `get`."""
+        """Return the representation of the potential, whatever its priors; arguments and errors as `get`."""
         return (self._kept_network(parts, seed) or self.get(parts, seed)).representation
 
     def _kept_network(self, parts: Mapping[str, Any], seed: int) -> Potential | None:
@@ -145,7 +145,7 @@ def _network_key(parts: Mapping[str, Any], seed: int) -> str:
 
 
 def untrained(parts: Mapping[str, Any], seed: int = 0, network: Potential | None = None) -> Potential:
-    """The potential of a configuration, with neutral values for what is fitted later.
+    """Return the potential of a configuration, with neutral values for what is fitted later.
 
     Args:
         parts: "model", "head", "properties", "priors".
@@ -166,7 +166,7 @@ def untrained(parts: Mapping[str, Any], seed: int = 0, network: Potential | None
 
 
 def with_baseline(prior: dict[str, Any]) -> dict[str, Any]:
-    """A prior's configuration; the file of a baseline is replaced by the configuration that it holds.
+    """Return a prior's configuration; the file of a baseline is replaced by the configuration that it holds.
 
     Raises:
         ValueError: there is no such file, or it is not a model file.
@@ -202,7 +202,7 @@ def load_priors(potential: Potential, priors: Sequence[Mapping[str, Any]], base:
 
 
 def open_base(file: str, energy_unit: str = "eV", level: str | None = None) -> Potential:
-    """The potential of a .tmn file, of a name, or of a TorchMD-Net checkpoint, at one level of theory.
+    """Return the potential of a .tmn file, of a name, or of a TorchMD-Net checkpoint, at one level of theory.
 
     Raises:
         BadConfig: there is no such file, or it has no such level, or a unit is given for a model file, which has units.
@@ -232,7 +232,8 @@ def open_base(file: str, energy_unit: str = "eV", level: str | None = None) -> P
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as plain data; sections and arguments of the model that are not given come from `init.file`."""
+    """Return a configuration as plain data; sections and arguments of the model that are not given come from
+    `init.file`."""
     init = raw.get("init")
     if isinstance(init, str):  # short for {file: …}
         init = {"file": init}

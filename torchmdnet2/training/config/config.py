@@ -63,7 +63,7 @@ class SwaConfig(Section):
     lr: Positive | None = Field(default=None, description="learning rate of this stage; null: unchanged")
 
     def first_epoch(self, max_epochs: int) -> int:
-        """The epoch, counted from 0, that the stage begins with."""
+        """Return the epoch, counted from 0, that the stage begins with."""
         return epoch_of(self.start, max_epochs)
 
 
@@ -163,7 +163,7 @@ class InitConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def file_alone(cls, value: Any) -> Any:
-        """`init: organic` is short for {file: organic}."""
+        """Accept `init: organic` as short for {file: organic}."""
         return {"file": value} if isinstance(value, str) else value
 
 
@@ -279,12 +279,12 @@ class Config(Section):
             )
 
     def parts(self) -> dict[str, Any]:
-        """The sections that define a potential, as plain data."""
+        """Return the sections that define a potential, as plain data."""
         names = ("model", "head", "properties", "priors", "atom_filter")
         return {name: getattr(self, name) for name in names}
 
     def untrained(self) -> Potential:
-        """The potential with neutral values for what is fitted later; the same one until `take_network`.
+        """Return the potential with neutral values for what is fitted later; the same one until `take_network`.
 
         Raises:
             MissingBackend: a prior needs a package that is not installed.
@@ -294,17 +294,17 @@ class Config(Section):
         return potential
 
     def representation(self) -> Representation:
-        """The representation of `untrained`."""
+        """Return the representation of `untrained`."""
         return self._built.representation(self.parts(), self.training.seed)
 
     def take_network(self) -> Potential:
-        """`untrained`, given away: the caller trains its representation and heads."""
+        """Give away `untrained`: the caller trains its representation and heads."""
         potential = self._built.get(self.parts(), self.training.seed)
         self._built.forget()
         return potential
 
     def base(self) -> Potential | None:
-        """The potential that training starts from, read from the file of `init`; None without `init`.
+        """Return the potential that training starts from, read from the file of `init`; None without `init`.
 
         Raises:
             BadConfig, BadCheckpoint: as `open_base`.
@@ -312,7 +312,7 @@ class Config(Section):
         return None if self.init is None else open_base(self.init.file, self.init.energy_unit, self.init.level)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, defaults filled in; `Config.model_validate` reads it back."""
+        """Return plain data, defaults filled in; `Config.model_validate` reads it back."""
         return self.model_dump()
 
 
@@ -338,7 +338,7 @@ def parse_config(raw: Any, source: str = "configuration") -> Config:
 
 
 def _homes() -> dict[str, list[str]]:
-    """Key -> sections that have it; `model` has the arguments of every model."""
+    """Return key -> sections that have it; `model` has the arguments of every model."""
     found = homes(Config)
     for key in dict.fromkeys(key for name in REPRESENTATIONS for key in section_of(REPRESENTATIONS[name]).model_fields):
         found.setdefault(key, []).append("model")
@@ -365,7 +365,7 @@ _COLUMN = 44  # where the comments start
 
 
 def default_config_yaml(model: str = "tensornet") -> str:
-    """A configuration with all keys, their defaults and their meaning; only `data.train` must be filled in.
+    """Return a configuration with all keys, their defaults and their meaning; only `data.train` must be filled in.
 
     Args:
         model: whose hyper-parameters are listed.
@@ -397,7 +397,7 @@ def default_config_yaml(model: str = "tensornet") -> str:
 
 
 def config_yaml(config: Config) -> str:
-    """A configuration as YAML, all defaults filled in; reads back as the same configuration."""
+    """Return a configuration as YAML with all defaults, which reads back as the same configuration."""
     return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
 
 
@@ -424,7 +424,7 @@ def yaml_line(text: str, description: str | None) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """One value as YAML on one line."""
+    """Return one value as YAML on one line."""
     if isinstance(value, float):
         return repr(value)
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")

@@ -54,7 +54,7 @@ _RANGES: dict[str, Any] = {
 
 
 def section_of(cls: type, leave_out: Iterable[str] = ()) -> type[Section]:
-    """The section whose keys are the arguments of a class, with a `name` key in front.
+    """Return the section whose keys are the arguments of a class, with a `name` key in front.
 
     Args:
         cls: a registered class; its type hints become the types, its defaults the defaults, its docstring's `Args:`
@@ -83,7 +83,7 @@ def _section_of(cls: type, leave_out: tuple[str, ...]) -> type[Section]:
 
 
 def argument_descriptions(docstring: str) -> dict[str, str]:
-    """The texts of the `Args:` block of a docstring, by argument."""
+    """Return the texts of the `Args:` block of a docstring, by argument."""
     block = re.search(r"\n\s*Args:\n(.*?)(?:\n\s*\n|\Z)", docstring + "\n", re.DOTALL)
     if block is None:
         return {}
@@ -120,7 +120,7 @@ def validate_choice(
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean 'x'?" for the closest of the known names; lenient, since keys can be as short as `lr`."""
+    """Return ", did you mean 'x'?" for the closest of the known names; lenient, since keys can be as short as `lr`."""
     known = list(known)
     near = [word for word in known if edits(name.lower(), word) == 1]
     match = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
@@ -128,7 +128,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def edits(a: str, b: str) -> int:
-    """Edit distance: letters to add, remove, replace, or exchange with the next one to turn `a` into `b`."""
+    """Return the edit distance: letters to add, remove, replace, or exchange with the next one to turn `a` into `b`."""
     above: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
@@ -141,7 +141,7 @@ def edits(a: str, b: str) -> int:
 
 
 def homes(section: type[BaseModel], path: str = "") -> dict[str, list[str]]:
-    """Key -> dotted paths of the sections within this one that have it."""
+    """Return key -> dotted paths of the sections within this one that have it."""
     found: dict[str, list[str]] = {}
     for name, field in section.model_fields.items():
         found.setdefault(name, []).append(path)
@@ -153,7 +153,7 @@ def homes(section: type[BaseModel], path: str = "") -> dict[str, list[str]]:
 
 
 def first_error(error: ValidationError, source: str, elsewhere: Mapping[str, list[str]] | None = None) -> BadConfig:
-    """All findings of a validation as one BadConfig, one line each: dotted path, what is wrong, what was given.
+    """Return all findings of a validation as one BadConfig, one line each: dotted path, what is wrong, what was given.
 
     Args:
         error: of pydantic.
@@ -196,6 +196,6 @@ def first_error(error: ValidationError, source: str, elsewhere: Mapping[str, lis
 
 
 def _is_union_branch(part: Any) -> bool:
-    """pydantic adds the type of a union's branch to the path, as in `data.train.list[str]`."""
+    """Return whether a part of a path is the type that pydantic adds for a union, as in `data.train.list[str]`."""
     names = ("str", "int", "float", "bool", "constrained-int", "constrained-float")
     return isinstance(part, str) and (part in names or "[" in part)

@@ -41,12 +41,12 @@ FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE, GROUP, LEVEL)
 
 
 def property_of(label: str) -> str:
-    """The name of a label without its shape: "gap" of "scalar:gap"."""
+    """Return the name of a label without its shape: "gap" of "scalar:gap"."""
     return label.partition(":")[2] or label
 
 
 def predicted_shapes(potential: Potential) -> dict[str, str]:
-    """Property -> its shape, a key of `data.labels.SHAPES`, as the parts of the potential declare it.
+    """Return property -> its shape, a key of `data.labels.SHAPES`, as the parts of the potential declare it.
 
     Properties of other shapes, which no label can have, are left out.
     """
@@ -56,7 +56,7 @@ def predicted_shapes(potential: Potential) -> dict[str, str]:
 
 
 def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:
-    """The labels that `open_dataset` must read, besides weights of frames (see `weight_keys`).
+    """Return the labels that `open_dataset` must read, besides weights of frames (see `weight_keys`).
 
     Args:
         keys: the section `data.keys` as plain data.
@@ -68,7 +68,7 @@ def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, 
 
 
 def label_units(units: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:
-    """The units that `open_dataset` needs; arguments as `label_keys`, for the section `data.units`."""
+    """Return the units that `open_dataset` needs; arguments as `label_keys`, for the section `data.units`."""
     plain = {name: unit for name, unit in units.items() if name != "properties" and unit is not None}
     return {**plain, **{_label(name, shapes): unit for name, unit in (units.get("properties") or {}).items()}}
 
@@ -78,7 +78,7 @@ def _label(name: str, shapes: Mapping[str, str]) -> str:
 
 
 def prediction(result: Result, label: str) -> Tensor | None:
-    """The predicted value of a label; None if the potential does not predict it."""
+    """Return the predicted value of a label; None if the potential does not predict it."""
     if label in {field.name for field in fields(result)}:
         return getattr(result, label)
     name = property_of(label)
@@ -88,7 +88,7 @@ def prediction(result: Result, label: str) -> Tensor | None:
 
 
 def unit_of(label: str, units: Mapping[str, Any] | None = None) -> str:
-    """The unit of a label's errors; "" for a plain number.
+    """Return the unit of a label's errors; "" for a plain number.
 
     Args:
         label: its name in the data.
@@ -175,7 +175,7 @@ Moment = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
 
 
 def _with_weights(base: type[Section], final: bool = False) -> Any:
-    """A section with a weight for each label after the keys of `base`."""
+    """Return a section with a weight for each label after the keys of `base`."""
     fields: dict[str, Any] = {}
     for name, spec in LABELS.items():
         if final:
@@ -243,22 +243,22 @@ class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
         return self
 
     def weight(self, label: str) -> float:
-        """Weight of a label by its name in the data, as "forces" or "scalar:gap"."""
+        """Return the weight of a label by its name in the data, as "forces" or "scalar:gap"."""
         if label in FRAME_LABELS:
             return 0.0
         name = label.partition(":")[2]
         return self.properties.get(name, 1.0) if name else getattr(self, label)
 
     def uses(self, label: str) -> bool:
-        """Whether a label of the data is trained on."""
+        """Return whether a label of the data is trained on."""
         return self.weight(label) > 0 or (label == "energy" and self.relative_energy > 0)
 
     def kind_of(self, label: str) -> str:
-        """ℓ of a label."""
+        """Return ℓ of a label."""
         return self.kinds.get(label.partition(":")[2] or label, self.kind)
 
     def at(self, epoch: int, max_epochs: int) -> LossConfig:
-        """The loss of epoch 0, 1, …; `final` is that of the end.
+        """Return the loss of epoch 0, 1, …; `final` is that of the end.
 
         Args:
             epoch: counted from 0.
@@ -293,7 +293,7 @@ class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
 
 
 def epoch_of(moment: int | float, max_epochs: int) -> int:
-    """The epoch, counted from 0, that a `Moment` means."""
+    """Return the epoch, counted from 0, that a `Moment` means."""
     return moment if isinstance(moment, int) else round(moment * max_epochs)
 
 
@@ -316,7 +316,7 @@ def _text(default: str | None, description: str) -> Any:
 
 
 def _label_keys() -> Any:
-    """A section with the name of each label in the data; the virial may be given instead of the stress."""
+    """Return a section with the name of each label in the data; the virial may be given instead of the stress."""
     virial = _text(None, "−volume × stress, where the file has that instead")
     fields: dict[str, Any] = {}
     for name, spec in LABELS.items():
@@ -358,7 +358,7 @@ _KINDS = {name: spec.kind for name, spec in LABELS.items() if spec.kind in _UNIT
 
 
 def _label_units() -> Any:
-    """A section with the unit of each label, and the unit of length."""
+    """Return a section with the unit of each label, and the unit of length."""
     kinds = {"energy": "energy", "length": "length", **_KINDS}
     fields: dict[str, Any] = {name: _text(None, _UNITS[str(kind)]) for name, kind in kinds.items()}
     return create_model("LabelUnits", __base__=Section, **fields)
@@ -480,7 +480,7 @@ class DataConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def describe_published(cls, value: Any) -> Any:
-        """A published data set knows its level of theory, licence and citation."""
+        """Fill in the level of theory, licence and citation of a published data set."""
         if not isinstance(value, Mapping) or value.get("dataset") is None or not set(value) <= set(cls.model_fields):
             return value  # mistyped keys are found first
         try:
@@ -726,7 +726,7 @@ def _refuse(path: str, value: Any, default: Any, rule: Rule, section: Any) -> No
 
 
 def _wanted(config: Any, path: str) -> Any:
-    """A setting; None if its section is not there, or if it was not given."""
+    """Return a setting; None if its section is not there, or if it was not given."""
     *sections, key = path.split(".")
     section: Section = config
     for name in sections:
@@ -739,7 +739,7 @@ def _wanted(config: Any, path: str) -> Any:
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Mapping[str, Any], Registry]]:
-    """Priors, heads and the model, with their paths."""
+    """Yield priors, heads and the model, with their paths."""
     if config.init is None:  # else its arguments are those of the file
         yield "model", config.model, REPRESENTATIONS
     for k, prior in enumerate(config.priors):

@@ -60,7 +60,7 @@ def evaluate(
     batches: Sequence[Sequence[int]] | None = None,
     check: bool = True,
 ) -> Evaluation:
-    """Errors on all given frames.
+    """Compute the errors on all given frames.
 
     Args:
         potential: in evaluation mode; its precision is that of the predictions.
@@ -118,7 +118,7 @@ def evaluate(
 def _predictions(
     potential: Potential, batches: Iterable[Batch], frames: Frames, properties: Properties, check: bool
 ) -> Iterator[tuple[Batch, Result]]:
-    """Predictions for each batch, or for its halves if the memory of a GPU is too small."""
+    """Yield predictions for each batch, or for its halves if the memory of a GPU is too small."""
     for batch in batches:
         batch = batch.to(potential.device)
         if check:
@@ -140,7 +140,7 @@ def _predictions(
 
 
 def predict_with_dipole(potential: Potential, batch: Batch, properties: Properties) -> Result:
-    """As `predict`, with the dipole moment of predicted charges, which trainings do not use."""
+    """Predict as `predict`, with the dipole moment of predicted charges, which trainings do not use."""
     result = predict(potential, batch, properties)
     result.properties = with_dipole(result.properties, result.charges, batch.sample.system)
     return result
@@ -168,7 +168,7 @@ def _check_systems(potential: Potential, batch: Batch) -> None:
 
 
 def _references(potential: Potential, system: System) -> torch.Tensor:
-    """Reference energies of each structure, [B] eV; 0 without any."""
+    """Return the reference energies of each structure, [B] eV; 0 without any."""
     alone = torch.zeros(system.num_systems, dtype=torch.float64, device=system.pos.device)
     for prior in potential.priors:
         if isinstance(prior, Atomref):
@@ -177,7 +177,7 @@ def _references(potential: Potential, system: System) -> torch.Tensor:
 
 
 def _rms_by_frame(found: Mapping[str, Residual], system: System) -> dict[str, np.ndarray]:
-    """Root mean square of the errors of each structure, by property; NaN without labels."""
+    """Return the root mean square of the errors of each structure, by property; NaN without labels."""
     table = {}
     for name, residual in found.items():
         square, count = residual.error.double().square(), residual.present.double()
@@ -205,7 +205,7 @@ if TYPE_CHECKING:
 
 
 def predicted_frames(batch: Batch, result: Result, outputs: Mapping[str, Output], names: list[str]) -> list[Atoms]:
-    """The structures of a batch, with predictions in their calculators and labels in `info` and `arrays` as
+    """Return the structures of a batch, with predictions in their calculators and labels in `info` and `arrays` as
     "reference_…".
 
     For an ensemble also the spread: `energy_std` (eV) and `forces_std` [N, 3] (eV/Å).
@@ -281,14 +281,15 @@ class Spread:
         self._units: dict[str, str] = {}
 
     def add(self, name: str, error: Tensor, deviation: Tensor, unit: str) -> None:
-        """Errors of the mean and deviations of the members, of one property, [n, …] with vectors and tensors whole."""
+        """Add errors of the mean and deviations of the members, of one property, [n, …] with vectors and tensors
+        whole."""
         n = len(error)
         pair = error.detach().double().cpu().reshape(n, -1), deviation.double().cpu().reshape(n, -1)
         self._rows.setdefault(name, []).append(pair)
         self._units[name] = unit
 
     def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """By property: (|error| [n], deviation [n]), of vectors and tensors their lengths (Frobenius)."""
+        """Return |error| [n] and deviation [n] by property; of vectors and tensors their lengths (Frobenius)."""
         return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
 
     def summary(self) -> dict[str, Any]:
@@ -322,7 +323,7 @@ def _rms(error: Tensor, deviation: Tensor) -> dict[str, float]:
 
 
 def _ratio(error: Tensor, deviation: Tensor) -> float | None:
-    """RMSE over spread; None for members that agree, as copies do."""
+    """Return RMSE over spread; None for members that agree, as copies do."""
     found = _rms(error, deviation)
     return found["rmse"] / found["rms_spread"] if found["rms_spread"] else None
 
@@ -333,7 +334,7 @@ def _bins(error: Tensor, deviation: Tensor) -> list[dict[str, float]]:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's correlation of the ranks, −1 … 1; 0 for fewer than three values, or equal ones."""
+    """Return Spearman's correlation of the ranks, −1 … 1; 0 for fewer than three values, or equal ones."""
     if len(a) < 3 or any(bool((values == values[0]).all()) for values in (a, b)):
         return 0.0
     ranks = [values.argsort().argsort().double() for values in (a, b)]
@@ -371,7 +372,7 @@ def evaluate_ensemble(
     batches: Sequence[Sequence[int]] | None = None,
     check: bool = True,
 ) -> EnsembleEvaluation:
-    """Errors on all given frames.
+    """Compute the errors on all given frames.
 
     Args:
         ensemble: its members' precision is that of the predictions.
@@ -413,7 +414,8 @@ def evaluate_ensemble(
 
 
 def _deviation(result: EnsembleResult, label: str) -> Tensor | None:
-    """The standard deviation of the members' predictions for a label; None if one of them does not predict it."""
+    """Return the standard deviation of the members' predictions for a label; None if one of them does not predict
+    it."""
     if hasattr(result, f"{label}_std"):
         return getattr(result, f"{label}_std")
     return result.properties_std.get(property_of(label))

@@ -85,7 +85,7 @@ class TrainingLog:
 
 
 def epoch_line(row: dict[str, Any], max_epochs: int) -> str:
-    """An epoch's errors in meV on one line; * marks the best epoch so far."""
+    """Return the line of an epoch with errors in meV; * marks the best epoch so far."""
     width = len(str(max_epochs))
     parts = [
         f"epoch {row['epoch']:>{width}}/{max_epochs}",
@@ -150,7 +150,7 @@ class Tracker(Protocol):
 
 
 def open_trackers(config: Config, folder: Path | None, history: Sequence[Mapping[str, Any]] = ()) -> list[Tracker]:
-    """The trackers that `output.tensorboard` and `output.wandb` ask for.
+    """Return the trackers that `output.tensorboard` and `output.wandb` ask for.
 
     A run that was killed repeats the epochs since its state was saved, and a tracker may have lost epochs; its curves
     still have each epoch once.
@@ -242,7 +242,7 @@ class Wandb:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of an epoch as "train/forces_mae" and the like."""
+    """Return the metrics of an epoch as "train/forces_mae" and the like."""
     found = {}
     for name, value in row.items():
         if isinstance(value, int | float) and not isinstance(value, bool) and name != "epoch":

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: str = "Model") -> str:
-    """The card of a model.
+    """Return the card of a model.
 
     Args:
         config: of the potential, as in the model file.
@@ -96,7 +96,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
 
 
 def _card_elements(elements: Sequence[int], trained: Sequence[int] | None) -> dict[str, str]:
-    """Elements of the training frames, and those that only the starting model knows."""
+    """Return elements of the training frames, and those that only the starting model knows."""
     kinds = {"Elements": elements}
     if trained is not None:
         kinds = {
@@ -108,7 +108,7 @@ def _card_elements(elements: Sequence[int], trained: Sequence[int] | None) -> di
 
 
 def _errors(errors: Mapping[str, Any]) -> list[str]:
-    """A table of errors by subset and property, and of force errors by element."""
+    """Return a table of errors by subset and property, and of force errors by element."""
     rows = []
     for subset, properties in sorted(errors.items(), reverse=True):
         for name, value in sorted(properties.items()):
@@ -181,7 +181,8 @@ class Outlier:
 def find_outliers(
     potential: Potential, frames: Frames, evaluation: Evaluation, properties: Properties, number: int
 ) -> list[Outlier]:
-    """The frames with the largest errors, worst first: errors of forces, else of the energy, else of another label.
+    """Return the frames with the largest errors, worst first: errors of forces, else of the energy, else of another
+    label.
 
     Args:
         potential: the evaluated one.
@@ -212,7 +213,7 @@ def _atoms(potential: Potential, frames: Frames, position: int, properties: Prop
 
 
 def outlier_frames(found: Sequence[Outlier]) -> list[Atoms]:
-    """The structures, each with its errors in `info`."""
+    """Return the structures, each with its errors in `info`."""
     for outlier in found:
         outlier.atoms.info.update({f"rms_error_{name}": value for name, value in outlier.errors.items()})
     return [outlier.atoms for outlier in found]
@@ -228,7 +229,7 @@ _FILES = {"energy_per_atom": "energy_parity", "forces": "force_parity"}  # other
 
 
 def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subset: str) -> dict[str, bytes]:
-    """Learning curve, parity plots, force errors by element, for the labels that there are.
+    """Draw learning curve, parity plots and force errors by element, for the labels that there are.
 
     Args:
         history: one row of metrics per epoch.
@@ -256,19 +257,19 @@ def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subse
 
 
 def digits(value: float, count: int = 4) -> str:
-    """A number with this many significant digits, and all before the point."""
+    """Return a number with this many significant digits, and all before the point."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:.{max(0, count - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
 def structures(frames: Sequence[Atoms]) -> list[bytes]:
-    """A small picture of each structure, seen along its shortest principal axis, as PNG."""
+    """Draw a small picture of each structure, seen along its shortest principal axis, as PNG."""
     return [_picture(partial(_structure, atoms), size=(1.8, 1.5)) for atoms in frames]
 
 
 def spread_picture(error: np.ndarray, deviation: np.ndarray, name: str, unit: str) -> bytes:
-    """|error| of an ensemble's mean over the standard deviation of its members, on logarithmic axes, as PNG."""
+    """Draw |error| of an ensemble's mean over the standard deviation of its members, on logarithmic axes, as PNG."""
 
     def draw(axes: Axes) -> None:
         stride = -(-len(error) // _MOST_POINTS)
@@ -289,7 +290,7 @@ def _picture(draw: Callable[[Axes], None], size: tuple[float, float] = (5.2, 4.2
 
 
 def _curves(history: Sequence[Mapping[str, Any]], errors: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Property and unit of each learning curve; the energy per atom stands for the energy too."""
+    """Return property and unit of each learning curve; the energy per atom stands for the energy too."""
     names = dict.fromkeys(
         key[6:-4] for row in history for key in row if key.startswith("train_") and key.endswith("_mae")
     )
@@ -303,7 +304,7 @@ def _curves(history: Sequence[Mapping[str, Any]], errors: Mapping[str, Any]) -> 
 
 
 def _learning_curve(history: Sequence[Mapping[str, Any]], curves: Sequence[tuple[str, str]], figure: Figure) -> None:
-    """A panel for each property, since they differ in unit and size."""
+    """Draw a panel for each property, since they differ in unit and size."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     epochs = [row["epoch"] for row in history]
@@ -333,7 +334,7 @@ def _learning_curve(history: Sequence[Mapping[str, Any]], curves: Sequence[tuple
 
 
 def _subs(ratio: float) -> tuple[float, ...]:
-    """Multiples of powers of ten that are labelled on an axis over this range."""
+    """Return multiples of powers of ten that are labelled on an axis over this range."""
     return (1, 1.5, 2, 3, 5, 7) if ratio < 10 else (1, 2, 5) if ratio < 200 else (1,)
 
 
@@ -499,7 +500,7 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
 
 
 def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, Any], images: Sequence[bytes]) -> str:
-    """The report of an ensemble.
+    """Return the report of an ensemble.
 
     Args:
         title: usually the folder's name.
@@ -545,7 +546,7 @@ def _headline(report: Report) -> str:
 
 
 def _subject(report: Report) -> str:
-    """Domain of the model: level of theory, elements, cutoff."""
+    """Return the domain of the model: level of theory, elements, cutoff."""
     theory = report.metadata.get("data", {}).get("level_of_theory", "not stated")
     elements = ", ".join(SYMBOLS[z] for z in report.potential.elements)
     named = f"{theory}; " if theory != "not stated" else ""
@@ -553,7 +554,7 @@ def _subject(report: Report) -> str:
 
 
 def _references(potential: Potential) -> list[list[str]]:
-    """Rows of the reference energies."""
+    """Return rows of the reference energies."""
     tables = [p["energies"] for p in potential.config["priors"] if p["name"] == "atomref" and p["energies"]]
     return [[SYMBOLS[int(z)], f"{energy:.6f}", "eV"] for table in tables for z, energy in table.items()]
 
@@ -569,7 +570,7 @@ def _error_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def _of_spread(evaluation: Evaluation, name: str, error: Mapping[str, Any]) -> str:
-    """RMSE relative to the standard deviation of the labels, in percent; "" if there is none."""
+    """Return RMSE relative to the standard deviation of the labels, in percent; "" if there is none."""
     labels = evaluation.pairs[name][0] if name in evaluation.pairs else np.zeros(0)
     spread = float(labels.std()) if len(labels) else 0.0
     return f"{digits(100 * error['rmse'] / spread, 2)} %" if spread > 0 else ""
@@ -581,7 +582,7 @@ def _numbers(error: Mapping[str, Any]) -> list[str]:
 
 
 def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
-    """Rms errors by data file, if there are several."""
+    """Return a table of rms errors by data file, if there are several."""
     if "frame" not in evaluation.by_frame:
         return ""
     origin = np.array([frames.data.name(int(i)).rpartition(", frame ")[0] for i in evaluation.by_frame["frame"]])
@@ -617,5 +618,5 @@ def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
 
 
 def _in(unit: str) -> str:
-    """The unit that errors are shown in, for a heading."""
+    """Return the unit that errors are shown in, for a heading."""
     return f"\n({shown(0.0, unit)[1]})" if unit else ""

@@ -36,7 +36,8 @@ __all__ = ["member_config", "run_members"]
 
 
 def member_config(config: Config, member: int, bootstrap: bool = False) -> Config:
-    """The configuration of member 0, 1, …: another seed and folder, and with `bootstrap` another draw of frames."""
+    """Return the configuration of member 0, 1, …: another seed and folder, and with `bootstrap` another draw of
+    frames."""
     seed = config.training.seed + member
     split = config.data.split.model_copy(update={"bootstrap": seed} if bootstrap else {})
     return config.model_copy(
@@ -128,7 +129,7 @@ def _together(config: Config, models: list[Path], say: Callable[[str], None]) ->
 
 
 def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], Spread]:
-    """Errors of the mean of some models, and their relation to the spread of the models.
+    """Return errors of the mean of some models, and their relation to the spread of the models.
 
     Args:
         setup: of the run, for its frames.

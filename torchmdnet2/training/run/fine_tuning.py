@@ -42,7 +42,7 @@ def fine_tuned(
     charges: Sequence[float] = (),
     odd_electrons: int = 0,
 ) -> tuple[Potential, list[str]]:
-    """A potential with the weights of another one.
+    """Return a potential with the weights of another one.
 
     Args:
         base: the potential of the file.
@@ -97,7 +97,7 @@ def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
 
 
 def reference_energies(potential: Potential) -> dict[int, float]:
-    """Element -> eV of the atomref prior, changes made by training included."""
+    """Return element -> eV of the atomref prior, including changes made by training."""
     for prior in potential.priors:
         if isinstance(prior, Atomref):
             table = prior.table.tolist()
@@ -106,7 +106,7 @@ def reference_energies(potential: Potential) -> dict[int, float]:
 
 
 def _keeps_references(priors: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a fit starts from the reference energies of the base."""
+    """Return whether a fit starts from the reference energies of the base."""
     return any(prior["name"] == "atomref" and isinstance(prior["energies"], str) for prior in priors)
 
 
@@ -210,7 +210,7 @@ def _determined(
     isolated: Iterable[int],
     trained: Sequence[int],
 ) -> Determined | None:
-    """The compositions whose reference energies are determined after a refit."""
+    """Return the compositions whose reference energies are determined after a refit."""
     found: dict[str, Any] = {"atom_filter": potential.atom_filter, "elements": potential.elements}
     if any(abs(change.get(z, 0.0)) > _SAME_LEVEL for z in trained):
         return determined_by(facts, known=isolated, **found)
@@ -251,7 +251,7 @@ def _symbols(numbers: list[int]) -> str:
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and the number of the others."""
+    """Return the first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -264,7 +264,7 @@ _AT_ONCE = 32  # frames
 
 
 def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
-    """The training frames, followed by those of a file, labelled by a potential.
+    """Return the training frames, followed by those of a file, labelled by a potential.
 
     Args:
         train: the user's frames.

@@ -49,7 +49,7 @@ def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> N
 
 
 def splits_digest(splits: Any) -> str:
-    """sha256 of the content of a splits.json, whatever its layout."""
+    """Return the SHA-256 of the content of a splits.json, whatever its layout."""
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
 
 
@@ -87,7 +87,7 @@ def require_alike(devices: Devices, mine: dict[str, Any]) -> None:
 
 
 def _change(path: str, now: dict[str, Any], then: dict[str, Any], other: str = "was") -> str:
-    """A difference in words: "training.lr is 0.001, was 0.002"."""
+    """Return a difference in words: "training.lr is 0.001, was 0.002"."""
     kind, _, rest = path.partition(".")
     if kind == "data":
         if rest not in then["data"]:
@@ -103,7 +103,7 @@ def _change(path: str, now: dict[str, Any], then: dict[str, Any], other: str = "
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
-    """Dotted paths of the differences between nested dictionaries."""
+    """Return dotted paths of the differences between nested dictionaries."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = dict.fromkeys([*a, *b])
         return [p for key in keys for p in differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))]
@@ -124,7 +124,7 @@ _PATIENCE = 10.0
 
 
 def prepare(folder: Path, config: Config, resume: str | None) -> bool:
-    """Whether a run in the folder will be continued; changes nothing.
+    """Return whether a run in the folder will be continued; changes nothing.
 
     Raises:
         BadConfig: a training must not, or cannot, write there.
@@ -200,7 +200,7 @@ def clear(folder: Path) -> None:
 
 
 def _of_a_run(folder: Path) -> bool:
-    """Whether the content of the folder was written by a training."""
+    """Return whether the content of the folder was written by a training."""
     if (folder / STATE).is_file() or (folder / DONE).is_file():
         return True
     with suppress(OSError, UnicodeDecodeError):
@@ -209,7 +209,7 @@ def _of_a_run(folder: Path) -> bool:
 
 
 def _inputs(config: Config) -> Iterator[tuple[str, str]]:
-    """Files that the training reads: key, path."""
+    """Yield key and path of the files that the training reads."""
     data = config.data
     for key, given in (("train", data.train), ("validation", data.validation), ("test", data.test)):
         with suppress(FileNotFoundError, BadData):  # which is said when they are opened
@@ -230,7 +230,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def exclusive_folder(folder: Path) -> Iterator[None]:
-    """Within the block, no other process can train in this folder, which is made. The end of the process frees it.
+    """Make the folder, and let no other process train in it within the block. The end of the process frees it.
 
     Raises:
         BadConfig: another process does, or the folder cannot be made or written.

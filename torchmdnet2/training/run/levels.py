@@ -45,7 +45,7 @@ class LevelData:
 
 
 def levels_of(config: Config) -> list[str]:
-    """Names of the levels of theory of a training, the default of the model first; at most one: without levels.
+    """Return names of the levels of theory of a training, the default of the model first; at most one: without levels.
 
     Structures of `init.replay` have the level of the file, which comes last.
     """
@@ -61,7 +61,8 @@ def levels_of(config: Config) -> list[str]:
 def by_level(
     config: Config, frames: Frames, facts: dict[str, Any], levels: Sequence[str]
 ) -> tuple[LevelData, dict[str, LevelData]]:
-    """The frames of the first level, with those of levels that share its references; and those of each other level.
+    """Return the frames of the first level, with those of levels that share its references; and those of each other
+    level.
 
     Args:
         config: of the run.
@@ -85,7 +86,7 @@ def _settings(config: Config, name: str) -> LevelConfig:
 
 
 def level_config(config: Config, name: str, fitted: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a `Level`.
+    """Return the configuration of a `Level`.
 
     Args:
         config: of the run.
@@ -106,7 +107,7 @@ def level_config(config: Config, name: str, fitted: Mapping[str, Any]) -> dict[s
 def fitted_levels(
     config: Config, fitted: Mapping[str, Any], levels: Sequence[str], further: Mapping[str, LevelData]
 ) -> dict[str, Any]:
-    """ "level" and "levels" of `Potential.from_config`; empty for data of one level.
+    """Return "level" and "levels" of `Potential.from_config`; empty for data of one level.
 
     Args:
         config: of the run, with the pair potential of the first level.
@@ -126,7 +127,7 @@ def fitted_levels(
 
 
 def _refitted(prior: dict[str, Any]) -> dict[str, Any]:
-    """The priors to fit for a level: given reference energies are those of the first level."""
+    """Return the priors to fit for a level: given reference energies are those of the first level."""
     if prior["name"] != "atomref" or prior["energies"] in ("auto", "fit", "isolated"):
         return prior
     return {**prior, "energies": "auto"}

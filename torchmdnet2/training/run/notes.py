@@ -48,7 +48,7 @@ _STATES = {"charge": r"charge(?!s)|^q$|^fparam$", "spin": r"spin(?!s)|multiplici
 
 
 def data_notes(setup: Setup, total_steps: int) -> list[str]:
-    """Notes about settings and data that are allowed and look like mistakes.
+    """Return notes about settings and data that are allowed and look like mistakes.
 
     Args:
         setup: of the run.
@@ -71,7 +71,7 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
 
 
 def _of_level(setup: Setup, level: int) -> Setup | None:
-    """The part of a run at one level of theory; None without training frames."""
+    """Return the part of a run at one level of theory; None without training frames."""
     frames = {}
     for name, part in setup.frames.items():  # each once: a source with a share repeats some
         _, first = np.unique(part.indices, return_index=True)
@@ -88,7 +88,7 @@ def _of_level(setup: Setup, level: int) -> Setup | None:
 
 
 def _repetitions(setup: Setup) -> Iterator[str]:
-    """Structures that are in two subsets, or in the training set twice."""
+    """Yield notes about structures that are in two subsets, or in the training set twice."""
     drawn = setup.frames["train"]
     _, first = np.unique(drawn.indices, return_index=True)  # a bootstrap draws some of them repeatedly
     train = setup.statistics["train"].keys[np.sort(first)]
@@ -112,7 +112,7 @@ def _repetitions(setup: Setup) -> Iterator[str]:
 
 
 def _standing_out(setup: Setup) -> Iterator[str]:
-    """Frames with labels that are far from those of the training frames."""
+    """Yield notes about frames with labels that are far from those of the training frames."""
     usual = Usual(setup.statistics["train"])
     for name, found in setup.statistics.items():
         frames, what = setup.frames[name], "training" if name == "train" else name
@@ -131,7 +131,7 @@ def _standing_out(setup: Setup) -> Iterator[str]:
 
 
 def _close_atoms(setup: Setup) -> Iterator[str]:
-    """Atoms that are closer than any bond, or at one place."""
+    """Yield notes about atoms that are closer than any bond, or at one place."""
     for name, frames in setup.frames.items():
         most = int(_EDGES / max(1.0, float(frames.edges.mean())))
         distance, where = closest_pair(frames, max(1, most))
@@ -144,13 +144,13 @@ def _close_atoms(setup: Setup) -> Iterator[str]:
 
 
 def _doubts(setup: Setup) -> Iterator[str]:
-    """Entries of the files that put their labels in doubt."""
+    """Yield notes about entries of the files that put their labels in doubt."""
     for part in dict.fromkeys(part for frames in setup.frames.values() for part in _parts(frames.data)):
         yield from getattr(part, "doubts", ())
 
 
 def _unread(setup: Setup) -> Iterator[str]:
-    """Entries of the files that look like a charge or a spin and are not read, if none is read."""
+    """Yield notes about entries of the files that look like a charge or a spin and are not read, if none is read."""
     config = setup.config.data
     if config.dataset is not None:
         return
@@ -170,12 +170,13 @@ def _unread(setup: Setup) -> Iterator[str]:
 
 
 def _parts(data: Dataset) -> Sequence[Dataset]:
-    """The files of a data set."""
+    """Return the files of a data set."""
     return data.datasets if isinstance(data, ConcatDataset) else [data]
 
 
 def _single_atoms(setup: Setup) -> Iterator[str]:
-    """Single atoms whose energies the model cannot learn: it gives them exactly their reference energies."""
+    """Yield notes about single atoms whose energies the model cannot learn: it gives them exactly their reference
+    energies."""
     if "energy" not in setup.asked:
         return
     references, frames = reference_energies(setup.potential), setup.frames["train"]
@@ -194,7 +195,8 @@ def _single_atoms(setup: Setup) -> Iterator[str]:
 
 
 def _ignored(setup: Setup) -> Iterator[str]:
-    """Total charges or spins that differ and that the model does not use; charges that it is not trained on."""
+    """Yield notes about total charges or spins that differ and that the model does not use; charges that it is not
+    trained on."""
     found, potential = setup.statistics["train"], setup.potential
     seen = {"charge": potential.reads_charge, "spin": potential.representation.reads_spin}
     for name, values in (("charge", found.charges), ("spin", found.spins)):
@@ -245,7 +247,7 @@ def _searches(frames: Frames) -> bool:
 
 
 def closest_pair(frames: Frames, most: int = 2000) -> tuple[float, str]:
-    """The smallest distance between two atoms, Å, and the frame that it is in.
+    """Return the smallest distance between two atoms, Å, and the frame that it is in.
 
     Args:
         frames: at most `most` of them, evenly spread, are searched.
@@ -293,7 +295,7 @@ _STRESSES = {"GPa": 160.22, "kbar": 1602.2, "bar": 1.6022e6, "Pa": 1.6022e11, "h
 
 
 def label_notes(setup: Setup) -> Iterator[str]:
-    """Notes about contradictions between labels of the training frames."""
+    """Yield notes about contradictions between labels of the training frames."""
     frames, known = setup.frames["train"], setup.statistics["train"]
     sizes = list(_sizes(frames, known))
     yield from sizes
@@ -321,7 +323,8 @@ def label_notes(setup: Setup) -> Iterator[str]:
 
 
 def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> Iterator[str]:
-    """Forces that are not the negative gradients of the energies, stress that is not their derivative."""
+    """Yield notes about forces that are not the negative gradients of the energies, stress that is not their
+    derivative."""
     if "forces" not in known.labelled:
         return
     near = agreement(frames.data, indices, known)
@@ -366,18 +369,19 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
 
 
 def _agree(fitted: Regression | None) -> bool:
-    """Whether the pair potential says clearly that forces and energies belong together."""
+    """Return whether the pair potential says clearly that forces and energies belong together."""
     factor = None if fitted is None else fitted.energy
     return factor is not None and factor.gain > EVIDENCE > factor.near and factor.value > 0
 
 
 def _right(near: Agreement | None) -> bool:
-    """Whether similar frames say clearly that forces and energies belong together."""
+    """Return whether similar frames say clearly that forces and energies belong together."""
     return near is not None and near.correlation > 0.9 and 0.69 < near.slope < 1.45
 
 
 def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterator[str]:
-    """Notes about forces with other axes or of other frames, and about some labels that differ from the others."""
+    """Yield notes about forces with other axes or of other frames, and about some labels that differ from the
+    others."""
     for what, fault in (("forces", fitted.forces), ("energies", fitted.energies)):
         if fault is None:
             continue
@@ -395,7 +399,7 @@ def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterato
 
 
 def _energy_fault(fitted: Regression, factor: Factor, sizes: np.ndarray, near: Agreement | None) -> str | None:
-    """The fault of energies that are a factor times those that the forces predict; None if it is not clear.
+    """Return the fault of energies that are a factor times those that the forces predict; None if it is not clear.
 
     The factor of similar frames is used where it is known, since it is nearer to the right one.
     """
@@ -427,7 +431,8 @@ def _energy_fault(fitted: Regression, factor: Factor, sizes: np.ndarray, near: A
 
 
 def _meant(factor: float, units: dict[str, float]) -> str:
-    """The units that may explain a factor, nearest first: that of right labels is 0.6 to 1.1 by a pair potential."""
+    """Return the units that may explain a factor, nearest first: that of right labels is 0.6 to 1.1 by a pair
+    potential."""
     apart = {name: abs(np.log(factor / known)) for name, known in units.items()}
     names = sorted((name for name in apart if apart[name] < _APART), key=apart.__getitem__)
     if len(names) < 2:
@@ -437,7 +442,7 @@ def _meant(factor: float, units: dict[str, float]) -> str:
 
 
 def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
-    """The fault of stresses: order of six numbers, sign, unit.
+    """Return the fault of stresses: order of six numbers, sign, unit.
 
     Args:
         found: order of the components -> factor over the stress that follows from the forces.
@@ -470,7 +475,7 @@ def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
 
 
 def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
-    """Notes about exact zeros, energies without digits, bonds of an impossible length."""
+    """Yield notes about exact zeros, energies without digits, bonds of an impossible length."""
     chosen = spread_out(known)
     batch = frames.data.batch(frames.indices[chosen])
     found = zeros(batch, known, chosen)
@@ -522,7 +527,7 @@ def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
 
 
 def _sums(setup: Setup) -> Iterator[str]:
-    """Notes about energies that are shifted in some frames, and about forces that do not cancel."""
+    """Yield notes about energies that are shifted in some frames, and about forces that do not cancel."""
     frames, known = setup.frames["train"], setup.statistics["train"]
     chosen = spread_out(known)
     batch = frames.data.batch(frames.indices[chosen])

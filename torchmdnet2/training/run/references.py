@@ -41,7 +41,7 @@ _UNKNOWN = 100.0  # how much more an element without a known value may change
 def potential_config(
     config: Config, frames: Frames, facts: dict[str, Any], device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
-    """The potential's configuration with fitted values: reference energies, energy scale, property scales.
+    """Return the potential's configuration with fitted values: reference energies, energy scale, property scales.
 
     Args:
         config: of the run.
@@ -116,7 +116,7 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any], devic
 
 
 def of_priors(config: Config, without: Sequence[str]) -> Potential:
-    """A potential whose `prior_energies` are those of the configuration's priors that need no charges of the network.
+    """Return a potential whose `prior_energies` are those of the configured priors that need no charges of the network.
 
     Args:
         config: of the run.
@@ -135,7 +135,7 @@ def of_priors(config: Config, without: Sequence[str]) -> Potential:
 def fit_references(
     facts: dict[str, Any], atom_filter: int = -1, known: Mapping[int, float] | None = None
 ) -> dict[int, float]:
-    """Energy of each element in eV by least squares over the training frames; see `least_change`.
+    """Fit the energy of each element in eV by least squares over the training frames; see `least_change`.
 
     Args:
         facts: of `survey`.
@@ -160,7 +160,7 @@ def fit_references(
 def least_change(
     compositions: Sequence[dict[int, int]], energies: list[float], elements: list[int], known: Iterable[int] = ()
 ) -> dict[int, float]:
-    """Element -> change in eV by least squares; the smallest one if the compositions do not determine it.
+    """Return element -> change in eV by least squares; the smallest one if the compositions do not determine it.
 
     The size of a change is measured in units of Z^(7/3), as total energies of atoms grow: hydrogen gets little of an
     undetermined change. Elements without a known value change first.
@@ -186,7 +186,7 @@ def determined_by(
     elements: Sequence[int] | None = None,
     before: Sequence[dict[int, int]] = (),
 ) -> Determined | None:
-    """The compositions whose reference energies the training frames determine; None: those of all elements.
+    """Return the compositions whose reference energies the training frames determine; None: those of all elements.
 
     Args:
         facts: of `survey`.
@@ -203,7 +203,7 @@ def determined_by(
 
 
 def _table(compositions: Sequence[dict[int, int]], elements: Sequence[int]) -> NDArray[np.float64]:
-    """[frames, elements] atoms."""
+    """Return the numbers of atoms, [frames, elements]."""
     if isinstance(compositions, Compositions):
         return compositions.table(elements)
     rows = [[c.get(z, 0) for z in elements] for c in compositions]
@@ -211,7 +211,8 @@ def _table(compositions: Sequence[dict[int, int]], elements: Sequence[int]) -> N
 
 
 def energy_scale(config: Config, facts: dict[str, Any], references: dict[int, float]) -> float:
-    """eV per unit of the network: the rms of the forces (× 1 Å), or the spread of energies without references."""
+    """Return eV per unit of the network: the rms of the forces (× 1 Å), or the spread of energies without
+    references."""
     if config.training.energy_scale != "auto":
         return float(config.training.energy_scale)
     if facts["forces_rms"]:
@@ -228,7 +229,7 @@ def energy_scale(config: Config, facts: dict[str, Any], references: dict[int, fl
 
 
 def fit_property(head: dict[str, Any], frames: Frames) -> dict[str, Any]:
-    """The head's configuration, in which numbers replace `scale: fit` and `shift: fit`.
+    """Return the head's configuration, in which numbers replace `scale: fit` and `shift: fit`.
 
     The shift is the mean of the labels. The scale is their spread, divided by the property of a network of order one:
     √atoms for sums over atoms, the sum of squared distances for a spatial extent.
@@ -246,7 +247,7 @@ def fit_property(head: dict[str, Any], frames: Frames) -> dict[str, Any]:
 
 
 def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
-    """The labels [n] of a head, and their values [n] for a network of order one."""
+    """Return the labels [n] of a head, and their values [n] for a network of order one."""
     names = {head.get("property", head["name"])} | ({DIPOLE_NORM} if head["name"] == "dipole" else set())
     values, sizes = [], []
     for part in in_order(len(frames), _AT_ONCE):
@@ -262,7 +263,7 @@ def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
 
 
 def _sizes(head: dict[str, Any], system: System) -> Tensor:
-    """The property of each structure for a network of order one, [B]."""
+    """Return the property of each structure for a network of order one, [B]."""
     count = system.atom_counts.double()
     if head["name"] == "spatial_extent":
         centre = count.new_zeros(len(count), 3).index_add_(0, system.batch, system.pos) / count[:, None]
@@ -297,13 +298,13 @@ class SingleAtoms:
 
 
 def atom_files(config: Config) -> list[str]:
-    """Files of single atoms that the priors name."""
+    """Return files of single atoms that the priors name."""
     words = [prior["energies"] for prior in config.priors if prior["name"] == "atomref"]
     return [word for word in words if isinstance(word, str) and word not in WORDS]
 
 
 def with_isolated(config: Config, data: Dataset, elements: Sequence[int]) -> tuple[Config, SingleAtoms | None]:
-    """The configuration with tables instead of `energies: isolated` and `energies: FILE`.
+    """Return the configuration with tables instead of `energies: isolated` and `energies: FILE`.
 
     Args:
         config: of the run.
@@ -349,12 +350,12 @@ def _complete_table(data: Dataset, name: str, elements: Sequence[int]) -> dict[i
 
 
 def trusted(atoms: SingleAtoms, elements: Sequence[int]) -> dict[int, float]:
-    """Atomic number -> eV of elements with one unique energy of a single atom."""
+    """Return atomic number -> eV of elements with one unique energy of a single atom."""
     return {z: energy for z, energy in atoms.energies.items() if z in elements and z not in atoms.conflicts}
 
 
 def reference_notes(atoms: SingleAtoms, elements: Sequence[int]) -> Iterator[str]:
-    """Notes about the single atoms that `energies: auto` uses; none if there are none."""
+    """Yield notes about the single atoms that `energies: auto` uses; none if there are none."""
     known = trusted(atoms, elements)
     if known:
         rest = [SYMBOLS[z] for z in elements if z not in known]
@@ -369,7 +370,7 @@ def reference_notes(atoms: SingleAtoms, elements: Sequence[int]) -> Iterator[str
 
 
 def single_atoms(data: Dataset) -> SingleAtoms:
-    """Energies of the frames that are a single neutral atom.
+    """Return energies of the frames that are a single neutral atom.
 
     Args:
         data: frames with energies.
@@ -388,7 +389,7 @@ def single_atoms(data: Dataset) -> SingleAtoms:
 
 
 def singles(data: Dataset, frames: np.ndarray | None = None) -> Iterator[tuple[int, float, str, str | None]]:
-    """Frames of one atom: its number, energy in eV, the frame's name, and why it is not used, or None.
+    """Yield frames of one atom: its number, energy in eV, the frame's name, and why it is not used, or None.
 
     Args:
         data: the data set.
@@ -410,7 +411,7 @@ def singles(data: Dataset, frames: np.ndarray | None = None) -> Iterator[tuple[i
 
 
 def _to_image(system: System) -> float:
-    """Distance to the next image, or less: the smallest height of the cell along its periodic vectors, Å."""
+    """Return the distance to the next image, or less: the smallest height of the cell along its periodic vectors, Å."""
     return min(periodic_heights(system).tolist(), default=np.inf)
 
 
@@ -444,7 +445,7 @@ FITS = {
 
 
 def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Config:
-    """The configuration with fitted numbers instead of a name of `FITS` as `parameters`.
+    """Return the configuration with fitted numbers instead of a name of `FITS` as `parameters`.
 
     Args:
         config: of the run.
@@ -476,7 +477,7 @@ def fit_pair_potential(
     kind: str = "fit",
     others: Potential | None = None,
 ) -> dict[str, list[float]]:
-    """Coefficients of `PairPotential` by least squares of the forces, all of them at least 0.
+    """Fit the coefficients of `PairPotential` by least squares of the forces, all of them at least 0.
 
     If the frames do not determine the repulsion (no pair of these elements that close, or attraction only), the
     steepest repulsion is raised until the pair repels enough at 0.8 times the sum of the covalent radii.
@@ -529,7 +530,7 @@ def fit_pair_potential(
 
 
 def _forces_of_priors(potential: Potential, system: System) -> Tensor:
-    """Forces of the priors, [N, 3] eV/Å."""
+    """Return forces of the priors, [N, 3] eV/Å."""
     pos = system.pos.detach().double().requires_grad_()
     with torch.enable_grad():
         energies = potential.prior_energies(system.replace(pos=pos)).sum() + 0 * pos.sum()
@@ -537,7 +538,7 @@ def _forces_of_priors(potential: Potential, system: System) -> Tensor:
 
 
 def _design(system: System, number: Tensor, count: int, cutoff: float) -> Tensor:
-    """Forces of the functions of unit coefficient: [3 N, P K]."""
+    """Return forces of the functions of unit coefficient: [3 N, P K]."""
     neighbors = neighbor_list(system, cutoff)
     vectors = neighbors.vectors(system).double()
     d = vectors.norm(dim=1).requires_grad_()
@@ -552,7 +553,7 @@ def _design(system: System, number: Tensor, count: int, cutoff: float) -> Tensor
 
 
 def _with_wall(values: NDArray[np.float64], radii: float, wall: float) -> NDArray[np.float64]:
-    """The coefficients with as much of the steepest repulsion as is needed to repel by `wall` eV/Å at short distance.
+    """Return the coefficients, with enough of the steepest repulsion to repel by `wall` eV/Å at short distance.
 
     At shorter distances it then repels more, since all repulsive exponents are the larger ones.
     """
@@ -566,7 +567,7 @@ def _with_wall(values: NDArray[np.float64], radii: float, wall: float) -> NDArra
 
 
 def _nonnegative(gram: NDArray[np.float64], moment: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
-    """x ≥ 0 that minimises ½ x·G x − m·x, where G is scaled to a unit diagonal; 0 for columns of zeros."""
+    """Return x ≥ 0 that minimises ½ x·G x − m·x, where G is scaled to a unit diagonal; 0 for columns of zeros."""
     from scipy.optimize import nnls  # ASE needs SciPy
 
     used = gram.diagonal() > 0

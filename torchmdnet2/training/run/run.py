@@ -180,7 +180,7 @@ def _has_best(folder: Path) -> bool:
 
 
 def _extended(folder: Path, config: Config) -> bool:
-    """Whether the configuration has more epochs or more patience than the finished run in the folder."""
+    """Return whether the configuration has more epochs or more patience than the finished run in the folder."""
     state = load_state(folder / STATE)[1]
     then, now = state["identity"]["config"]["training"], config.training
     if state["learning_rate"].get("time", 0.0) >= 1:  # its rate has come to its end
@@ -213,13 +213,14 @@ class _Best:
 
 @contextmanager
 def _stop(trainer: Trainer, devices: Devices) -> Iterator[Callable[[], int | None]]:
-    """Whether a signal asked one of the processes to stop; checked whenever the host waits for the steps."""
+    """Yield a function that returns the signal to stop that one of the processes got; called when the host waits for
+    steps."""
     with catch_signals() as signalled:
         yield devices.any(signalled, trainer.check_every)
 
 
 def _time(trainer: Trainer, devices: Devices, started: float) -> Callable[[], float | None]:
-    """The share of `max_minutes` that is over, in the main process; None between checks, and without a limit.
+    """Return the share of `max_minutes` that is over, in the main process; None between checks, and without a limit.
 
     It counts from the first step, or continues from the end of an earlier start: preparations do not count.
 
@@ -341,7 +342,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
 
 
 def _by_level(setup: Setup, subset: str) -> Iterator[tuple[str, Frames]]:
-    """The frames of a subset, by level if there are several."""
+    """Yield the frames of a subset, by level if there are several."""
     frames, names = setup.frames[subset], setup.potential.level_names
     for k, name in enumerate(names):
         if (frames.levels == k).any():
@@ -351,7 +352,7 @@ def _by_level(setup: Setup, subset: str) -> Iterator[tuple[str, Frames]]:
 
 
 def unlearned(evaluation: Evaluation) -> Iterator[str]:
-    """Notes about labels whose errors are as large as their spread."""
+    """Yield notes about labels whose errors are as large as their spread."""
     for name, (label, predicted) in evaluation.pairs.items():
         spread = float(np.sqrt(np.mean(np.square(label - label.mean())))) if len(label) else 0.0
         error = float(np.sqrt(np.mean(np.square(label - predicted)))) if len(label) else 0.0
@@ -387,7 +388,8 @@ def _device_name(device: torch.device) -> str:
 
 
 def _peak_memory(device: torch.device) -> float:
-    """Largest memory of the device, or on a CPU of this process, in bytes; 0 if the system does not report it."""
+    """Return the largest memory of the device, or on a CPU of this process, in bytes; 0 if the system does not report
+    it."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     try:
@@ -399,7 +401,7 @@ def _peak_memory(device: torch.device) -> float:
 
 
 def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
-    """Errors of the model file, in float64, so that anyone who repeats it finds the same numbers."""
+    """Compute errors of the model file, in float64, so that anyone who repeats it finds the same numbers."""
     potential = checkpoint.load(path, device=setup.potential.device, dtype=torch.float64)
     if potential.level_names:  # the frames are of one
         potential = potential.at_level(potential.level_names[int(frames.levels[0])])
@@ -421,7 +423,7 @@ def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
 
 
 def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
-    """Metadata of the model file: data, settings, versions. No dates or times: equal runs give equal files."""
+    """Return metadata of the model file: data, settings, versions. No dates or times: equal runs give equal files."""
     config, facts = setup.config, setup.facts
     return {
         "data": {
@@ -451,7 +453,7 @@ def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions that the numbers of a training depend on."""
+    """Return the versions that the numbers of a training depend on."""
     return {"torchmdnet2": __version__, "torch": str(torch.__version__)}
 
 

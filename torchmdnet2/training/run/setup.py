@@ -179,7 +179,7 @@ def _keys_of(config: Config, data: DataConfig, shapes: Mapping[str, str]) -> dic
 
 
 def _stated(frames: Mapping[str, Frames]) -> Iterator[str]:
-    """Notes about charges, spins and units that the data state and that are used."""
+    """Yield notes about charges, spins and units that the data state and that are used."""
     wholes = dict.fromkeys(part.data for part in frames.values())
     parts = dict.fromkeys(part for whole in wholes for part in getattr(whole, "datasets", [whole]))
     for part in parts:
@@ -189,7 +189,7 @@ def _stated(frames: Mapping[str, Frames]) -> Iterator[str]:
 
 
 def device_of(name: str) -> torch.device:
-    """The device that `training.device` names."""
+    """Return the device that `training.device` names."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and world_size() > 1:
@@ -208,7 +208,7 @@ def require_precision(config: Config) -> None:
 def from_base_model(
     config: Config, own: LevelData, levels: list[str], further: Mapping[str, LevelData], facts: dict[str, Any]
 ) -> tuple[Potential, list[str]]:
-    """Fine-tuning: the potential of the file of `init`, fitted to the new data, and the changes, in words.
+    """Return the potential of the file of `init`, fitted to the new data, and the changes in words.
 
     Args:
         config: of the run.
@@ -257,7 +257,7 @@ def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
 
 
 def _undetermined_frames(potential: Potential, found: Statistics) -> int:
-    """Number of frames with an energy whose composition has no determined reference energy."""
+    """Return the number of frames with an energy whose composition has no determined reference energy."""
     assert potential.determined is not None
     counts = found.counts * (np.array(found.elements) > potential.atom_filter)
     return int((~potential.determined.covers(counts, found.elements) & ~np.isnan(found.energies)).sum())

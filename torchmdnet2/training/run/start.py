@@ -52,7 +52,7 @@ def own_torch_state(config: Config) -> Iterator[None]:
 
 
 def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
-    """The training loop of a setup."""
+    """Return the training loop of a setup."""
     config = setup.config
     return Trainer(
         setup.potential,
@@ -206,7 +206,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
 
 
 def _measure(trainer: Trainer) -> tuple[float, float]:
-    """Duration in s and memory in bytes of one step, on the first batches of the first epoch."""
+    """Return the duration in s and memory in bytes of one step, on the first batches of the first epoch."""
     order = (training_batches(trainer.train, trainer.config, 0) * (_STEPS + 1))[: _STEPS + 1]
     if trainer.packed is not None:
         _device_memory(trainer.device, reset=True)
@@ -230,7 +230,7 @@ def _measure(trainer: Trainer) -> tuple[float, float]:
 
 
 def _run(trainer: Trainer, order: list[list[int]]) -> float:
-    """Duration of these steps in s."""
+    """Return the duration of these steps in s."""
     _wait(trainer.device)
     start = time.perf_counter()
     for _ in trainer.steps(order):
@@ -245,7 +245,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _device_memory(device: torch.device, reset: bool = False) -> float:
-    """Largest memory of a GPU in bytes since the last reset; 0 on a CPU."""
+    """Return the largest memory of a GPU in bytes since the last reset; 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     if reset:
@@ -254,7 +254,7 @@ def _device_memory(device: torch.device, reset: bool = False) -> float:
 
 
 def _activation_bytes(trainer: Trainer, batches: list) -> float:
-    """Bytes of tensors that are kept for the gradient of the largest batch, or of the device's memory."""
+    """Return the bytes of tensors that are kept for the gradient of the largest batch, or of the device's memory."""
     largest = max(batches, key=lambda parts: sum(part.neighbors.num_edges for part in parts))
     if trainer.device.type == "cuda":
         _device_memory(trainer.device, reset=True)

@@ -39,7 +39,7 @@ Subsets = dict[str, tuple[Dataset, list[int]]]
 
 
 def joined(parts: Sequence[Subsets], sources: Sequence[SourceConfig], levels: Sequence[str]) -> Subsets:
-    """The subsets of several sources, whose frames have their level of theory, and their weight, as labels.
+    """Return the subsets of several sources, whose frames have their level of theory, and their weight, as labels.
 
     Training frames of sources with a share are repeated; none is left out.
 
@@ -72,7 +72,8 @@ def joined(parts: Sequence[Subsets], sources: Sequence[SourceConfig], levels: Se
 
 
 def _with_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list[int]:
-    """Number of frames of each source in an epoch: as the shares demand, and at least all frames of a source.
+    """Return the number of frames of each source in an epoch: as the shares demand, and at least all frames of a
+    source.
 
     Sources without a share divide the rest, in proportion to their frames.
     """
@@ -84,7 +85,7 @@ def _with_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list[
 
 
 def open_subsets(config: DataConfig, keys: dict[str, str], units: dict[str, str]) -> Subsets:
-    """subset -> (data set, indices of its frames); validation and test have separate files or are split from those of
+    """Return subset -> (data set, indices of its frames); validation and test have separate files or are split from
     train.
 
     Raises:
@@ -121,7 +122,7 @@ def open_subsets(config: DataConfig, keys: dict[str, str], units: dict[str, str]
 
 
 def _named(config: DataConfig, subset: str) -> list[str]:
-    """The subsets of a published data set that are given instead of files for validation or test.
+    """Return the subsets of a published data set that are given instead of files for validation or test.
 
     Raises:
         BadConfig: there is neither such a subset nor such a file, or training has these frames.
@@ -146,7 +147,8 @@ def _named(config: DataConfig, subset: str) -> list[str]:
 
 
 def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
-    """Random indices of each subset without separate files; they depend on the seed and the number of frames only."""
+    """Return random indices of each subset without separate files; they depend on the seed and the number of frames
+    only."""
     split = config.split
     validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
     try:
@@ -161,7 +163,7 @@ def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int
 
 
 def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
-    """Indices from a splits.json of an earlier run."""
+    """Return indices from a splits.json of an earlier run."""
     try:
         return read_splits(str(config.split.file), main, files_of(config, "train", main))
     except (OSError, BadData) as error:
@@ -169,7 +171,7 @@ def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
 
 
 def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
-    """The data files of a subset, with patterns resolved as by `open_dataset`."""
+    """Return the data files of a subset, with patterns resolved as by `open_dataset`."""
     if config.sources is not None:
         return [file for part in config.parts for file in files_of(part, subset, dataset)]
     paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
@@ -183,12 +185,13 @@ def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
 
 
 def _sources(dataset: Dataset) -> list[str]:
-    """The files that a cache was made of."""
+    """Return the files that a cache was made of."""
     return [source["path"] for source in dataset.facts["sources"]] if isinstance(dataset, CachedDataset) else []
 
 
 def labels_of(config: DataConfig, keys: dict[str, str]) -> dict[str, str]:
-    """The keys that can be read: of a published data set, name -> its label; "energy" and "forces" may be absent.
+    """Return the keys that can be read: of a published data set, name -> its label; "energy" and "forces" may be
+    absent.
 
     Raises:
         BadConfig: it does not have a label.
@@ -212,7 +215,7 @@ def labels_of(config: DataConfig, keys: dict[str, str]) -> dict[str, str]:
 
 
 def file_digests(config: DataConfig, subsets: Mapping[str, Dataset]) -> dict[str, str]:
-    """sha256 of every data file; a cache knows those of its files.
+    """Return the SHA-256 of every data file; a cache knows those of its files.
 
     Args:
         config: it names the files.
@@ -248,13 +251,13 @@ def require_searchable(frames: Frames) -> None:
 
 
 def periodic_heights(system: System) -> Tensor:
-    """Distances between the lattice planes of a structure along each of its periodic vectors, Å."""
+    """Return distances between the lattice planes of a structure along each of its periodic vectors, Å."""
     vectors = system.cell[0][system.pbc[0]].double()  # [k, 3]
     return torch.linalg.inv(vectors @ vectors.T).diagonal().rsqrt()
 
 
 def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
-    """Elements, charges, labels, compositions and sizes of the training frames, from their statistics."""
+    """Return elements, charges, labels, compositions and sizes of the training frames, from their statistics."""
     known = np.flatnonzero(~np.isnan(found.energies))
     return {
         "elements": found.elements,
@@ -286,7 +289,7 @@ class Compositions(Sequence[dict[int, int]]):
         return len(self.counts)
 
     def table(self, elements: Sequence[int]) -> np.ndarray:
-        """[S, len(elements)] atoms of these elements in each frame, float64."""
+        """Return the numbers of atoms of these elements in each frame, [S, len(elements)] float64."""
         columns = [self.elements.index(z) if z in self.elements else -1 for z in elements]
         counts = np.concatenate([self.counts, np.zeros((len(self.counts), 1))], 1)
         return counts[:, columns].astype(np.float64)
@@ -311,7 +314,7 @@ _TOLD = 20  # words in a message
 
 
 def weight_keys(config: Config, keys: KeysConfig | None = None) -> dict[str, str]:
-    """Entries of the data that give weights and groups of frames: label -> its name in the data.
+    """Return entries of the data that give weights and groups of frames: label -> its name in the data.
 
     Args:
         config: of the run.
@@ -324,7 +327,7 @@ def weight_keys(config: Config, keys: KeysConfig | None = None) -> dict[str, str
 
 
 def weight_notes(config: Config, subsets: Mapping[str, Frames]) -> Iterator[str]:
-    """The weights of training frames and their numbers, in words.
+    """Yield the weights of training frames and their numbers, in words.
 
     Raises:
         BadConfig: no frame of any subset is of a kind that has a weight.

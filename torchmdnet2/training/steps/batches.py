@@ -57,7 +57,7 @@ class BatchMessage:
         return message
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors, as views of the buffer."""
+        """Return the tensors, as views of the buffer."""
         views = {}
         for name, dtype, shape, first in self.layout:
             size = dtype.itemsize
@@ -117,11 +117,11 @@ class Frames(TorchDataset):
         return self.batch([item])
 
     def __getitems__(self, items: Sequence[int]) -> Batch:
-        """A batch, as a `DataLoader` asks for it."""
+        """Return a batch, as a `DataLoader` asks for it."""
         return self.batch(items)
 
     def batch(self, items: Sequence[int] | np.ndarray) -> Batch:
-        """Some frames as one batch.
+        """Return some frames as one batch.
 
         Args:
             items: positions 0 … len(self) − 1, at least one.
@@ -166,7 +166,7 @@ class Frames(TorchDataset):
         return numbers
 
     def _labels(self, name: str) -> np.ndarray:
-        """A label of each frame, [len(self)]; NaN where there is none."""
+        """Return a label of each frame, [len(self)]; NaN where there is none."""
         parts = []
         for part in in_order(len(self), 1024):
             labels = self.data.batch(self.indices[part]).labels
@@ -174,7 +174,7 @@ class Frames(TorchDataset):
         return np.concatenate([np.zeros(0), *parts])
 
     def of(self, chosen: np.ndarray) -> Frames:
-        """A selection of the frames.
+        """Return a selection of the frames.
 
         Args:
             chosen: [len(self)] which, or their positions.
@@ -182,7 +182,7 @@ class Frames(TorchDataset):
         return Frames(self.data, self.indices[chosen], self.cutoff)
 
     def name(self, item: int) -> str:
-        """The source of the frame at a position, for messages."""
+        """Return the source of the frame at a position, for messages."""
         return self.data.name(int(self.indices[item]))
 
 
@@ -213,7 +213,7 @@ def _lists_of(data: Dataset, cutoff: float, room: int) -> EdgeMemory | CachedEdg
 
 
 def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
-    """The batches of an epoch, the same for any number of devices: see `epoch_batches`.
+    """Return the batches of an epoch, the same for any number of devices: see `epoch_batches`.
 
     Args:
         frames: the training frames.
@@ -239,7 +239,7 @@ def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list
 
 
 def _batches_of_groups(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
-    """As `training_batches`, with the frames of a group in one batch; groups larger than a batch are divided."""
+    """Return batches as `training_batches`, with a group in one batch; groups larger than a batch are divided."""
     pieces = _groups(frames, config)
     atoms = np.array([frames.atoms[piece].sum() for piece in pieces])
     edges = np.array([frames.edges[piece].sum() for piece in pieces])
@@ -255,7 +255,7 @@ def _batches_of_groups(frames: Frames, config: TrainingConfig, epoch: int) -> li
 
 
 def _groups(frames: Frames, config: TrainingConfig) -> list[np.ndarray]:
-    """Positions of the frames of each group, in parts that fit into a batch."""
+    """Return positions of the frames of each group, in parts that fit into a batch."""
     order = np.argsort(frames.groups, kind="stable")
     starts = np.flatnonzero(np.diff(frames.groups[order])) + 1
     pieces: list[np.ndarray] = []
@@ -268,7 +268,7 @@ def _groups(frames: Frames, config: TrainingConfig) -> list[np.ndarray]:
 
 
 def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
-    """Batches of frames in order, for errors. They are twice as large as in training: forces are not differentiated.
+    """Return batches of frames in order, for errors, twice as large as in training: forces are not differentiated.
 
     A frame that is larger than the budget is a batch alone.
     """
@@ -290,7 +290,7 @@ def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
 
 
 def most_frames(frames: Frames, config: TrainingConfig) -> int:
-    """An upper bound of the number of frames in a batch of `training_batches`."""
+    """Return an upper bound of the number of frames in a batch of `training_batches`."""
     budgets = ((config.max_atoms, frames.atoms), (config.max_edges, frames.edges))
     given = [most // max(1, int(values.min())) for most, values in budgets if most is not None and len(frames)]
     return max(1, min(len(frames), *given)) if given else config.batch_size
@@ -310,7 +310,7 @@ class _Order(Sampler[list[int]]):
 
 
 def _sent(batch: Batch) -> BatchMessage:
-    """The message of a batch; shifts that are all zero are not sent."""
+    """Return the message of a batch; shifts that are all zero are not sent."""
     neighbors = batch.neighbors
     tensors = {f"system.{name}": value for name, value in vars(batch.sample.system).items()}
     tensors |= {f"labels.{name}": value for name, value in batch.sample.labels.items()}
@@ -357,7 +357,7 @@ class Loader:
             )
 
     def __call__(self, order: Sequence[Sequence[int]]) -> Iterable[Batch]:
-        """The batches of one pass.
+        """Return the batches of one pass.
 
         Args:
             order: positions of the frames of each batch.

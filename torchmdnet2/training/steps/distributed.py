@@ -29,12 +29,12 @@ class ProcessFailed(RuntimeError):
 
 
 def world_size() -> int:
-    """Processes that torchrun started; 1 without it."""
+    """Return the number of processes that torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
-    """The number of this process on its host."""
+    """Return the number of this process on its host."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -59,7 +59,7 @@ class Devices:
     @classmethod
     @contextmanager
     def joined(cls, device: torch.device) -> Iterator[Devices]:
-        """All processes that torchrun started, until the end of the block; blocks may be nested.
+        """Yield all processes that torchrun started, until the end of the block; blocks may be nested.
 
         Args:
             device: of this process.
@@ -120,7 +120,7 @@ class Devices:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within the block, which only this process enters, sums are those of this process."""
+        """Sum over this process only within the block, which no other process enters."""
         before, self._silent = self._silent, True
         try:
             yield
@@ -128,7 +128,7 @@ class Devices:
             self._silent = before
 
     def agree(self, value: bool) -> bool:
-        """The value of the main process, in all processes."""
+        """Return the value of the main process, in all processes."""
         return bool(self.sum(torch.tensor(int(value and self.main), device=self.device)))
 
     def any(self, ask: Callable[[], int | None], every: int) -> Callable[[], int | None]:
@@ -153,7 +153,7 @@ class Devices:
         return answer
 
     def from_main(self, content: bytes) -> bytes:
-        """The value in the main process."""
+        """Return the value in the main process."""
         if self.size == 1:
             return content
         length = int(self.sum(torch.tensor(len(content) if self.main else 0, device=self.device)))
@@ -166,7 +166,7 @@ class Devices:
 
     @contextmanager
     def copy_of(self, path: Path) -> Iterator[Path]:
-        """A file of the main process, for all processes, which need not share a file system.
+        """Yield a file of the main process, for all processes, which need not share a file system.
 
         Args:
             path: in the main process.
@@ -185,7 +185,7 @@ class Devices:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If one process fails within the block, all of them fail.
+        """Let all processes fail if one of them fails within the block.
 
         Raises:
             ProcessFailed: in the other processes; names the process, its host and the error.
@@ -201,7 +201,7 @@ class Devices:
             raise ProcessFailed(failures[0])
 
     def _gather(self, text: str) -> list[str]:
-        """A text from each process."""
+        """Return a text from each process."""
         if self.size == 1:
             return [text]
         mine = text.encode()
@@ -214,7 +214,7 @@ class Devices:
         return [row[:width].tobytes().decode() for row, width in zip(rows, widths, strict=True)]
 
     def share(self, chosen: Sequence[int], work: np.ndarray) -> list[int]:
-        """The frames of a batch for this process: frames are sorted by work and dealt back and forth, to balance it.
+        """Return the frames of a batch for this process: sorted by work and dealt back and forth, to balance it.
 
         Args:
             chosen: frame numbers.

@@ -43,7 +43,7 @@ _AT_ONCE = 512
 
 
 def unsupported_reason(potential: Potential) -> str | None:
-    """Why a training cannot run on packed frames, in words; None when it can.
+    """Return why a training cannot run on packed frames, in words; None if it can.
 
     Args:
         potential: what is trained.
@@ -67,14 +67,14 @@ def unsupported_reason(potential: Potential) -> str | None:
 
 
 def further_labels(potential: Potential, labels: Iterable[str]) -> list[str]:
-    """The labels, in their order, that are compared with heads of properties or charges of the network."""
+    """Return the labels, in their order, that are compared with heads of properties or charges of the network."""
     outputs = potential.outputs
     known = {*outputs, *([DIPOLE_NORM] if "dipole" in outputs else [])}
     return [n for n in label_names(labels) if n not in LABELS.of_energies() and property_of(n) in known]
 
 
 def frame_bytes(frame: Batch, potential: Potential, labels: Sequence[str]) -> int:
-    """Memory that a frame takes, packed as float32.
+    """Return the memory that a frame takes, packed as float32.
 
     Args:
         frame: one.
@@ -183,7 +183,7 @@ def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> Furthe
 
 
 def _baselines(sample: Sample, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_baseline`, for each frame at its level of theory."""
+    """Return baselines as `_baseline`, for each frame at its level of theory."""
     if not potential.level_names:
         return _baseline(sample.system, potential)
     system, levels = sample.system, sample.labels[LEVEL].long()
@@ -198,8 +198,8 @@ def _baselines(sample: Sample, potential: Potential) -> tuple[Tensor, Tensor, Te
 
 
 def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
-    """Energies [B], forces [N, 3] and stress [B, 3, 3] of the constant shift and of the priors that do not read the
-    network's charges, on the CPU."""
+    """Return energies [B], forces [N, 3] and stress [B, 3, 3] of the constant shift and of the priors that do not read
+    the network's charges, on the CPU."""
     system = system.to(potential.device)
     system.validate()
     potential.check_elements(system.z)
@@ -242,7 +242,7 @@ def pack_trainer(trainer: Trainer, devices: Devices | None = None) -> str | None
 
 
 def unsupported_training(trainer: Trainer) -> str | None:
-    """Why a training cannot be packed on its device, in words; None when it can."""
+    """Return why a training cannot be packed on its device, in words; None if it can."""
     reason = unsupported_reason(trainer.potential)
     if trainer.config.loss.relative_energy:
         reason = "energies relative to the mean of a group"
@@ -263,25 +263,25 @@ def unsupported_training(trainer: Trainer) -> str | None:
 
 
 def _further_labels(trainer: Trainer) -> list[str]:
-    """Labels of properties that training frames have and the potential predicts."""
+    """Return labels of properties that training frames have and the potential predicts."""
     labelled = trainer.train.data.facts_of(trainer.train.indices).labelled
     return further_labels(trainer.potential, [name for name, has in labelled.items() if has.any()])
 
 
 def _estimate(frames: Frames, potential: Potential, labels: Sequence[str]) -> int:
-    """Memory that frames take when packed, from some of them."""
+    """Return the memory that frames take when packed, from some of them."""
     step = max(1, len(frames) // _SAMPLE)
     sizes = [frame_bytes(frames[k], potential, labels) for k in range(0, len(frames), step)]
     return int(sum(sizes) / len(sizes) * len(frames))
 
 
 def pays_on_cpu(trainer: Trainer) -> bool:
-    """Whether packed steps are faster on a CPU: for models whose kernels numba compiles."""
+    """Return whether packed steps are faster on a CPU: for models whose kernels numba compiles."""
     return _trains_on_cpu(trainer) and find_spec("numba") is not None
 
 
 def wants_numba(trainer: Trainer) -> bool:
-    """Whether packed steps would pay on this CPU if numba were installed."""
+    """Return whether packed steps would pay on this CPU if numba were installed."""
     return trainer.device.type == "cpu" and _trains_on_cpu(trainer) and find_spec("numba") is None
 
 
@@ -367,7 +367,7 @@ class PackedLoop:
         self.trainer.sums.add_sums(self.training.pop_sums())
 
     def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums:
-        """Errors of the averaged weights on the validation frames."""
+        """Compute errors of the averaged weights on the validation frames."""
         assert self.measure is not None
         shares = [self.devices.share(chosen, self.measure.store.num_pairs) for chosen in positions]
         self.measure.expect(shares)

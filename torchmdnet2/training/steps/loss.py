@@ -39,7 +39,7 @@ class Residual:
 
 
 def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residual]:
-    """Errors of the properties that were both predicted and labelled.
+    """Return errors of the properties that were both predicted and labelled.
 
     Args:
         result: of the potential.
@@ -65,7 +65,7 @@ def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residua
 
 
 def _relative(energy: Residual, group: Tensor) -> Residual:
-    """Errors of energies relative to the mean of their group; absent for frames that are alone."""
+    """Return errors of energies relative to the mean of their group; absent for frames that are alone."""
     present = energy.present & ~torch.isnan(group)
     _, number = torch.unique(torch.where(present, group, torch.inf), return_inverse=True)
     zeros = energy.error.new_zeros(len(group))
@@ -76,13 +76,13 @@ def _relative(energy: Residual, group: Tensor) -> Residual:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Sorts the labels, so that sums do not depend on their order in the file."""
+    """Return the key by which labels are sorted, so that sums do not depend on their order in the file."""
     known = list(LABELS)
     return (known.index(name) if name in known else len(known), name)
 
 
 def penalty(error: Tensor, kind: str, delta: float) -> Tensor:
-    """ℓ(error), elementwise: error², |error|, or Huber's (½ error² up to delta, then linear)."""
+    """Return ℓ(error), elementwise: error², |error|, or Huber's (½ error² up to delta, then linear)."""
     if kind == "mse":
         return error * error
     if kind == "l1":
@@ -91,12 +91,12 @@ def penalty(error: Tensor, kind: str, delta: float) -> Tensor:
 
 
 def atoms_per_system(system: System) -> Tensor:
-    """[B] number of atoms of each structure, float64."""
+    """Return the number of atoms of each structure, [B] float64."""
     return system.atom_counts.double()
 
 
 def frame_weights(labels: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:
-    """Weight of each frame, [B] float64; None if all are 1.
+    """Return the weight of each frame, [B] float64; None if all are 1.
 
     Args:
         labels: of the frames; NaN where a frame has no weight or kind.
@@ -114,7 +114,7 @@ def frame_weights(labels: Mapping[str, Tensor], config: LossConfig) -> Tensor | 
 def penalty_sums(
     found: Mapping[str, Residual], system: System, config: LossConfig, weights: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Per weighted property: Σ w ℓ over the labels present, and their number (both scalars).
+    """Return Σ w ℓ over the labels present, and their number (both scalars), by weighted property.
 
     Args:
         found: of `residuals`.
@@ -138,7 +138,7 @@ def penalty_sums(
 
 
 def total_loss(sums: Mapping[str, tuple[Tensor, Tensor]], config: LossConfig) -> Tensor:
-    """Weighted sum of the means, a scalar; properties without any label contribute 0.
+    """Return the weighted sum of the means, a scalar; properties without any label contribute 0.
 
     Raises:
         ValueError: none of the weighted properties was both predicted and labelled.
@@ -165,12 +165,12 @@ UNITS = {
 
 
 def shown(error: float, unit: str) -> tuple[float, str]:
-    """An error in thousandths of its unit, as in (12.3, "meV/Å"); a plain number unchanged."""
+    """Return an error in thousandths of its unit, as in (12.3, "meV/Å"); a plain number unchanged."""
     return (1e3 * error, f"m{unit}") if unit else (error, "")
 
 
 def in_words(errors: Mapping[str, Any]) -> str:
-    """ "energy MAE 1.200 RMSE 1.900 meV, …" from an `ErrorSums.summary`."""
+    """Return "energy MAE 1.200 RMSE 1.900 meV, …" from an `ErrorSums.summary`."""
     texts = []
     for name, value in errors.items():
         if name != "forces_by_element":
@@ -220,7 +220,7 @@ class ErrorSums:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def loss(self) -> float:
-        """Weighted sum of the mean losses; NaN before anything was added."""
+        """Return the weighted sum of the mean losses; NaN before anything was added."""
         parts = [
             (self.loss_config.weight(name.removeprefix("loss_")), value.tolist())
             for name, value in sorted(self.sums.items())  # in the same order after a resume
@@ -229,11 +229,11 @@ class ErrorSums:
         return sum(w * total / max(count, 1) for w, (count, total, _) in parts) if parts else math.nan
 
     def mae(self, name: str) -> float:
-        """Mean absolute error of a property in its unit; NaN without labels."""
+        """Return the mean absolute error of a property in its unit; NaN without labels."""
         return _errors(self.sums[name].tolist())["mae"] if name in self.sums else math.nan
 
     def rmse(self, name: str) -> float:
-        """Root mean square error of a property in its unit; NaN without labels."""
+        """Return the root mean square error of a property in its unit; NaN without labels."""
         return _errors(self.sums[name].tolist())["rmse"] if name in self.sums else math.nan
 
     def summary(self) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class ErrorSums:
         return result
 
     def row(self, prefix: str) -> dict[str, float]:
-        """Loss, MAE and RMSE of all properties as one flat row, for the metrics table."""
+        """Return the loss, MAE and RMSE of all properties as one flat row, for the metrics table."""
         row = {f"{prefix}_loss": self.loss()}
         for name in self._properties():
             own = f"{prefix}_{property_of(name)}"
@@ -259,7 +259,7 @@ class ErrorSums:
         return row
 
     def _properties(self) -> list[str]:
-        """The labels of which errors were added, in a fixed order."""
+        """Return the labels of which errors were added, in a fixed order."""
         further = sorted(name for name in self.sums if ":" in name and not name.startswith("loss_"))
         return [name for name in UNITS if name in self.sums] + further
 

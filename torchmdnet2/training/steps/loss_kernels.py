@@ -110,7 +110,7 @@ class BatchErrors:
         return _Loss.apply(self, *(None if t is None else t.contiguous() for t in (energy, forces, stress)))
 
     def add(self, energy: Tensor, forces: Tensor | None, stress: Tensor | None) -> Tensor:
-        """As `__call__`, without a gradient."""
+        """Add as `__call__`, without a gradient."""
         labels, num_elements = self.labels, self.labels.elements.shape[0]
         width = 24 + 3 * num_elements
         parts = self.sums.new_empty(self.blocks, width)
@@ -129,7 +129,7 @@ class BatchErrors:
         return (self.weights[:3] * totals / self.counts.clamp(min=1)).sum()
 
     def gradients(self, gradient: Tensor, predicted: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of the loss of `add` with respect to its arguments; None for those without a weight."""
+        """Return gradients of the loss of `add` with respect to its arguments; None for those without a weight."""
         found = [
             None if t is None or kind == 0 else torch.empty_like(t)
             for t, kind in zip(predicted, self.kinds, strict=True)
@@ -143,7 +143,7 @@ class BatchErrors:
         return found
 
     def _rows(self, *predicted: Tensor | None) -> list[Tensor]:
-        """Arguments of the kernels; absent ones are not read."""
+        """Return arguments of the kernels; absent ones are not read."""
         given = [*predicted, self.labels.energy, self.labels.forces, self.labels.stress, self.labels.atom_ptr]
         return [self.counts if t is None else t for t in given]
 

@@ -66,7 +66,7 @@ class PackedNetwork:
                       for name in dict.fromkeys(wanted) if name in potential.properties]  # fmt: skip
 
     def __call__(self, batch: PackedBatch) -> Result:
-        """Energy [B + 1], and if wanted forces [N, 3] and stress [B + 1, 3, 3], to be differentiated further.
+        """Return energy [B + 1], and if requested forces [N, 3] and stress [B + 1, 3, 3], to be differentiated further.
 
         Charges [N] and properties [N, …] or [B + 1, …] are those that are labelled.
         """
@@ -105,7 +105,7 @@ class PackedNetwork:
     def _features(
         self, batch: PackedBatch, r: Tensor
     ) -> tuple[Features, Graph, Mapping[MultilinearOp, frozenset[int]]]:
-        """Features of all atoms, their graph, and operations that take weights, with the slots of these."""
+        """Return features of all atoms, their graph, and operations that take weights, with the slots of these."""
         graph = Graph(
             z=batch.z,
             batch=batch.structure,
@@ -124,7 +124,7 @@ class PackedNetwork:
         return network(r), graph, network.with_weights
 
     def _variant(self, batch: PackedBatch) -> PairNetwork | None:
-        """The representation's variant for training, if it has one."""
+        """Return the representation's variant for training, if it has one."""
         representation = self.potential.representation
         path = fast_path(representation)
         alone = torch.arange(1, self.num_elements + 1, dtype=batch.atom_ptr.dtype, device=batch.r.device)
@@ -134,11 +134,11 @@ class PackedNetwork:
         return None if path is None else path.training(representation, pairs, self.use_kernels)
 
     def has_variant(self, batch: PackedBatch) -> bool:
-        """Whether the representation runs on pairs, by operations that copy nothing to the host."""
+        """Return whether the representation runs on pairs, by operations that copy nothing to the host."""
         return self._variant(batch) is not None
 
     def _with_leaves(self, batch: PackedBatch) -> tuple[System | None, dict[str, Tensor]]:
-        """The frames with the spare atom, for pairs beyond the network's cutoff, and their variables.
+        """Return the frames with the spare atom, for pairs beyond the network's cutoff, and their variables.
 
         None if nothing reads such pairs.
         """
@@ -150,7 +150,7 @@ class PackedNetwork:
         return with_leaves(system, self.forces, self.stress)
 
     def _energies(self, features: Features, graph: Graph, batch: PackedBatch, system: System | None) -> Tensor:
-        """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64."""
+        """Return energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64."""
         potential = self.potential
         if potential.head is None:
             return torch.zeros(len(batch.z), dtype=torch.float64, device=batch.z.device)
@@ -167,7 +167,7 @@ class PackedNetwork:
     def _energies_of(
         self, head: Head, features: Features, graph: Graph, batch: PackedBatch, system: System | None
     ) -> Tensor:
-        """ε_i − ε_i⁰ of all atoms by a head, [M] float64 in its unit."""
+        """Return ε_i − ε_i⁰ of all atoms by a head, [M] float64 in its unit."""
         energies = head(features, graph).double()
         if self.pair_cutoff is not None:
             of_pairs = self._energies_of_pairs(head, features, batch, system)
@@ -178,7 +178,7 @@ class PackedNetwork:
         return energies
 
     def _energies_of_pairs(self, head: Head, features: Features, batch: PackedBatch, system: System | None) -> Tensor:
-        """As `_energies_of`, of a head that reads pairs: for the atoms of the frames [N]."""
+        """Return energies as `_energies_of`, of a head that reads pairs: for the atoms of the frames [N]."""
         assert batch.further is not None and system is not None
         num = batch.forces.shape[0]
         of_frames = {
@@ -202,7 +202,7 @@ class PackedNetwork:
     def _properties(
         self, features: Features, graph: Graph, batch: PackedBatch
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Properties by name, and charges [N] or None."""
+        """Return properties by name, and charges [N] or None."""
         num, frames = batch.forces.shape[0], batch.energy.shape[0]
         found = {name: head(features, graph)[: num if per_atom else frames] for name, head, per_atom in self.heads}
         if "charges" in found:
@@ -211,7 +211,7 @@ class PackedNetwork:
         return found, None if features.charges is None else features.charges[:num, -1].mean(-1)
 
     def _prior_energies(self, batch: PackedBatch, charges: Tensor, system: System | None) -> Tensor:
-        """Energies [N] of the priors that read charges."""
+        """Return energies [N] of the priors that read charges."""
         assert batch.further is not None and system is not None
         lists = batch.further.lists
         charges = torch.cat([charges, charges.new_zeros(1)])
@@ -223,7 +223,7 @@ class PackedNetwork:
 
 @contextmanager
 def _fixed(operations: Mapping[MultilinearOp, frozenset[int]]) -> Iterator[None]:
-    """Within the block, no derivative is computed for these slots."""
+    """Compute no derivative for these slots within the block."""
     for op, slots in operations.items():
         op.fixed = slots
     yield
@@ -232,7 +232,7 @@ def _fixed(operations: Mapping[MultilinearOp, frozenset[int]]) -> Iterator[None]
 
 
 def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
-    """The graph with its pairs as two directed edges each.
+    """Return the graph with its pairs as two directed edges each.
 
     Padding is beyond the cutoff and at the last atom, which has no other edges: a maximum over neighbors reads it too.
     """
@@ -252,7 +252,7 @@ def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
 def uncapturable_reason(
     potential: Potential, part: Part, forces: bool, stress: bool, labels: Sequence[str]
 ) -> str | None:
-    """The function that reads values on the host during a step, in words; None if there is none.
+    """Return the function that reads values on the host during a step, in words; None if there is none.
 
     The network runs in plain PyTorch: the package's own kernels copy nothing.
 

@@ -132,7 +132,7 @@ class Stacks:
         self.scale = scale.repeat_interleave(torch.tensor(numbers)).to(matrices[0])
 
     def orthogonalised(self, entries: Tensor) -> Tensor:
-        """Scaled orthogonal matrices near those with these entries, [P] both."""
+        """Return scaled orthogonal matrices near those with these entries, [P] both."""
         padded = torch.nn.functional.pad(entries, (0, 1))
         found = [newton_schulz(padded[entry]).flatten() for entry in self.stacks]
         return torch.cat(found)[self.back] * self.scale
@@ -143,7 +143,8 @@ def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
-    """About U Vᵀ of matrices U S Vᵀ, [..., m, n]: singular values between 0.7 and 1.2, by Muon's quintic iteration."""
+    """Return nearly U Vᵀ of matrices U S Vᵀ, [..., m, n]: singular values between 0.7 and 1.2, by Muon's quintic
+    iteration."""
     a, b, c = 3.4445, -4.7750, 2.0315
     shape = matrices.shape
     x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).reshape(-1, *shape[-2:])
@@ -186,7 +187,8 @@ OPTIMIZERS.register("muon")(Muon)
 
 
 def depths(model: nn.Module) -> dict[str, int]:
-    """The depth of each parameter of a potential: 0 embeddings, 1 … L the layers, L + 1 the read-out and the priors.
+    """Return the depth of each parameter of a potential: 0 embeddings, 1 … L the layers, L + 1 the read-out and the
+    priors.
 
     Parameters before the first layer of the representation count as embedding, those after the last as read-out.
     """
@@ -209,7 +211,7 @@ def depths(model: nn.Module) -> dict[str, int]:
 def parameter_groups(
     model: nn.Module, weight_decay: float, lr_decay: float = 1.0, matrices: bool = False
 ) -> list[dict[str, Any]]:
-    """Trainable parameters in groups for an optimizer.
+    """Return trainable parameters in groups for an optimizer.
 
     Args:
         model: a potential.
@@ -238,7 +240,7 @@ def parameter_groups(
 def make_optimizer(
     model: nn.Module, settings: Mapping[str, Any], weight_decay: float = 0.0, lr_decay: float = 1.0
 ) -> torch.optim.Optimizer:
-    """The optimizer of a potential's trainable parameters.
+    """Return the optimizer of a potential's trainable parameters.
 
     Args:
         model: a potential.
@@ -311,5 +313,5 @@ class Update:
 
 
 def rates_of(optimizer: torch.optim.Optimizer, rate: float) -> list[float]:
-    """The learning rate of every group: the rate times the group's factor."""
+    """Return the learning rate of every group: the rate times the group's factor."""
     return [rate * group.get("lr_scale", 1.0) for group in optimizer.param_groups]

@@ -48,7 +48,7 @@ class Rows:
         self.total = int(offsets[-1])
 
     def gather(self, frame: Tensor, room: int) -> Gathered:
-        """Rows of B frames, one after the other, in buffers of fixed size.
+        """Return rows of B frames, one after the other, in buffers of fixed size.
 
         Args:
             frame: [B + 1]; the last entry is the frame after the last, which gets the padding.
@@ -103,7 +103,7 @@ class EdgeRows:
 
     @classmethod
     def of_list(cls, edges: NeighborList, batch: np.ndarray, num_frames: int) -> EdgeRows:
-        """The edges of a list; batch: [N] number of the frame of each atom, ascending."""
+        """Return the edges of a list; batch: [N] number of the frame of each atom, ascending."""
         start = np.searchsorted(batch, np.arange(num_frames))[batch]
         ends, shift = edges.edge_index.numpy(), edges.shift.numpy()
         rows = np.concatenate([ends - start[ends[0]], shift.T]).T.astype(np.int32)
@@ -111,13 +111,13 @@ class EdgeRows:
 
     @classmethod
     def of_all_pairs(cls, sizes: np.ndarray) -> EdgeRows:
-        """All pairs of each molecule, as `priors.pairs.all_pairs`; sizes: [B] its atoms."""
+        """Return all pairs of each molecule, as `priors.pairs.all_pairs`; sizes: [B] its atoms."""
         return cls(np.concatenate([_pairs_within(n) for n in sizes.tolist()]), sizes * (sizes - 1))
 
 
 @lru_cache(maxsize=64)
 def _pairs_within(atoms: int) -> np.ndarray:
-    """The rows of `EdgeRows` for all pairs of a molecule."""
+    """Return the rows of `EdgeRows` for all pairs of a molecule."""
     ends = np.argwhere(~np.eye(atoms, dtype=bool))
     return np.concatenate([ends, np.zeros((len(ends), 3))], 1).astype(np.int32)
 
@@ -164,7 +164,7 @@ class Further:
     lists: dict[float, NeighborList]
 
     def system(self, z: Tensor, structure: Tensor, charge: Tensor) -> System:
-        """The frames, and further atoms at the origin of separate structures.
+        """Return the frames, and further atoms at the origin of separate structures.
 
         Args:
             z, structure: [N or more].
@@ -182,7 +182,8 @@ class Further:
         )
 
     def with_spare_atom(self, z: Tensor, structure: Tensor, charge: Tensor) -> System:
-        """The frames, and one atom in a separate structure, whose image far away takes the unused edges of the lists.
+        """Return the frames, and one atom in a separate structure, whose image far away takes the unused edges of the
+        lists.
 
         Args:
             z, structure: [N].
@@ -216,7 +217,7 @@ class FurtherTables:
         self._lists = {cutoff: _List(parts, cutoff, device) for cutoff in first.lists}
 
     def _table(self, rows: list[np.ndarray], last: float) -> Tensor:
-        """Rows of numbers in float64, and a last one that is filled with `last`."""
+        """Return rows of numbers in float64, and a last one that is filled with `last`."""
         table = np.concatenate([*rows, np.full((1, *rows[0].shape[1:]), last)])
         return torch.from_numpy(table.astype(np.float64)).to(self.device)
 
@@ -227,7 +228,7 @@ class FurtherTables:
         return sum(t.numel() * t.element_size() for t in tables)
 
     def edges(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """The number of edges that a batch of these frames needs in each list."""
+        """Return the number of edges that a batch of these frames needs in each list."""
         return tuple(int(each.num_edges[list(chosen)].sum()) for each in self._lists.values())
 
     def batch(self, frame: Tensor, num_atoms: int, edges: Sequence[int]) -> Further:
@@ -265,7 +266,7 @@ class _List:
         self.table = torch.cat([*(torch.from_numpy(each.rows).to(device) for each in found), last])
 
     def batch(self, cutoff: float, frame: Tensor, atoms: Gathered, num_atoms: int, room: int) -> PaddedList:
-        """The edges of a batch; unused ones, from the table's last row, join atom N to its next image."""
+        """Return the edges of a batch; unused ones, from the table's last row, join atom N to its next image."""
         edges = self.rows.gather(frame, room)
         row = self.table.index_select(0, edges.source).long()
         first = atoms.ptr.index_select(0, edges.owner)[:, None]
@@ -285,7 +286,7 @@ _COPIED = ("r", "charge", "volume", "energy", "forces", "stress")
 
 
 def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
-    """Each unordered pair of a full list once.
+    """Return each unordered pair of a full list once.
 
     Args:
         neighbors: E directed edges, both directions of each, sorted by receiver, sender and shift.
@@ -320,7 +321,7 @@ class Capacity:
     edges: tuple[int, ...] = ()
 
     def joined(self, other: Capacity) -> Capacity:
-        """The capacity that is enough for both."""
+        """Return the capacity that is enough for both."""
         atoms, pairs = max(self.atoms, other.atoms), max(self.pairs, other.pairs)
         return Capacity(max(self.frames, other.frames), atoms, pairs, tuple(map(max, self.edges, other.edges)))
 
@@ -389,7 +390,7 @@ class Part:
     flat: _Flat | None = None
 
     def flatten(self, elements: Sequence[int]) -> _Flat:
-        """Rows of the tables, made once; elements: as for `PackedFrames`."""
+        """Return rows of the tables, made once; elements: as for `PackedFrames`."""
         if self.flat is None:
             self.flat = _flat(self, elements)
         return self.flat
@@ -490,7 +491,7 @@ class PackedFrames:
         self._further = FurtherTables(known, self._atoms, device) if known else None
 
     def _values(self, rows: np.ndarray, last: float) -> Tensor:
-        """Rows of numbers, and a last one that is filled with `last`."""
+        """Return rows of numbers, and a last one that is filled with `last`."""
         filled = np.concatenate([rows, np.full((1, *rows.shape[1:]), last)])
         return torch.from_numpy(filled).to(self.device, self.dtype)
 
@@ -504,7 +505,7 @@ class PackedFrames:
         return own + (0 if self._further is None else self._further.num_bytes)
 
     def size(self, chosen: Sequence[int]) -> Capacity:
-        """The capacity that a batch of these frames needs."""
+        """Return the capacity that a batch of these frames needs."""
         index = list(chosen)
         edges = () if self._further is None else self._further.edges(index)
         return Capacity(len(index), int(self.num_atoms[index].sum()), int(self.num_pairs[index].sum()), edges)
@@ -530,12 +531,12 @@ class PackedFrames:
         return batch
 
     def _frames(self, chosen: Tensor) -> Tensor:
-        """[B + 1] frames of a batch; absent ones and structure B, the padding, have no rows."""
+        """Return the frames [B + 1] of a batch; absent ones and structure B, the padding, have no rows."""
         last = chosen.new_full((1,), len(self))
         return torch.cat([torch.where(chosen < 0, last, chosen), last])
 
     def reference_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
-        """`batch` in plain PyTorch."""
+        """Gather `batch` in plain PyTorch."""
         frames, alone = room.frames, len(self.elements)
         frame = self._frames(chosen)
         atoms, pairs, edges = (
@@ -575,7 +576,7 @@ class PackedFrames:
         )
 
     def kernel_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
-        """`batch` by one kernel."""
+        """Gather `batch` by one kernel."""
         batch = self._unwritten(room)
         gather_frames(
             chosen.contiguous(),
@@ -597,7 +598,7 @@ class PackedFrames:
         return batch
 
     def _unwritten(self, room: Capacity) -> PackedBatch:
-        """A batch whose tensors have no contents yet."""
+        """Return a batch whose tensors have no contents yet."""
         frames, atoms, alone = room.frames, room.atoms + len(self.elements), len(self.elements)
 
         def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:

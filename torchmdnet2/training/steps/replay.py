@@ -111,8 +111,8 @@ class GraphedPass:
         self._ready, self._largest = False, None
 
     def room(self, chosen: Sequence[int]) -> Capacity:
-        """Size of the graph for a batch: sizes grow by a tenth, so that there are few. Without graphs, that of the
-        batch."""
+        """Return the size of the graph for a batch: sizes grow by a tenth, so that there are few. Without graphs, that
+        of the batch."""
         need = self.store.size(chosen)
         if not self._cuda:
             return need
@@ -136,7 +136,7 @@ class GraphedPass:
 
 
 def _next_capacity(needed: int, step: float = 1.1) -> int:
-    """The next of the sizes 64, 64·step, …, in multiples of 16 when large: at most a tenth more than needed."""
+    """Return the next of the sizes 64, 64·step, …, in multiples of 16 when large: at most a tenth more than needed."""
     size = 64.0
     while size < needed:
         size *= step
@@ -155,7 +155,7 @@ def _matmul_precision(tf32: bool) -> Iterator[None]:
 
 
 def as_labelled(batch: PackedBatch) -> tuple[System, dict[str, Tensor]]:
-    """The frames of a packed batch in the form that the losses read; the last structure has no labels."""
+    """Return the frames of a packed batch in the form that the losses read; the last structure has no labels."""
     atoms, structures = batch.forces.shape[0], batch.energy.shape[0]
     zeros = batch.forces.new_zeros(structures, 3, 3)
     system = System(
@@ -213,7 +213,7 @@ class EvaluationPass:
 
     @contextmanager
     def _rehearsal(self) -> Iterator[None]:
-        """Within the block, sums are those of this process; they are dropped at its end."""
+        """Sum over this process only within the block; the sums are dropped at its end."""
         before = self._table.clone()
         with self.devices.alone():
             yield
@@ -249,7 +249,7 @@ class EvaluationPass:
         return loss
 
     def _by_kernels(self, result: Result, batch: PackedBatch) -> Tensor:
-        """As `_reference`, for energies, forces and stress, in three kernels with the backward pass."""
+        """Add as `_reference`, for energies, forces and stress, in three kernels with the backward pass."""
         num = batch.forces.shape[0]
         labels = Labels(batch.energy, batch.forces, batch.stress, batch.atom_ptr, batch.element, batch.z[num:])
         kinds = {n: self.loss.kind_of(n) if self.loss.weight(n) > 0 else None for n in _PROPERTIES}
@@ -267,7 +267,7 @@ class EvaluationPass:
         return active[0] != active[1]
 
     def pop_sums(self) -> dict[str, Tensor]:
-        """The sums of all processes since the last call, by name as in `ErrorSums.sums`."""
+        """Return the sums of all processes since the last call, by name as in `ErrorSums.sums`."""
         taken = self.devices.sums({name: value.clone() for name, value in self._sums.items()})
         for value in self._sums.values():
             value.zero_()

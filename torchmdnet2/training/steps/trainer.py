@@ -90,7 +90,7 @@ def load_state(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:
-    """sha256 of the numbers, their names, types and shapes, and of the text."""
+    """Return the SHA-256 of the numbers, their names, types and shapes, and of the text."""
     digest = hashlib.sha256(text.encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -99,12 +99,12 @@ def _digest(tensors: dict[str, Tensor], text: str) -> str:
 
 
 def select(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix.`, without it."""
+    """Return the tensors whose names start with `prefix.`, without it."""
     return {name[len(prefix) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state of each parameter, as "index.name" -> tensor."""
+    """Return the optimizer's state of each parameter, as "index.name" -> tensor."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{name}": value for index, items in state.items() for name, value in items.items()}
 
@@ -147,7 +147,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def catch_signals() -> Iterator[Callable[[], int | None]]:
-    """Within the block, the first SIGINT or SIGTERM is recorded; a second one raises KeyboardInterrupt at once.
+    """Record the first SIGINT or SIGTERM within the block; a second one raises KeyboardInterrupt at once.
 
     Yields:
         A function that returns the number of the signal, or None before one. Outside the main thread, where Python
@@ -198,7 +198,7 @@ class LearningRate:
         self.bad_epochs = 0
 
     def rate(self, step: int) -> float:
-        """Learning rate of step 0, 1, …"""
+        """Return the learning rate of step 0, 1, …"""
         c = self.config
         if c.swa is not None and c.swa.lr is not None and step >= self.swa_step:
             return c.swa.lr
@@ -212,7 +212,7 @@ class LearningRate:
         return warm * c.lr
 
     def average_share(self, step: int) -> float:
-        """Share of the weights after step 0, 1, … in their average.
+        """Return the share of the weights after step 0, 1, … in their average.
 
         Exponential: 1 − min(ema_decay, (1 + step)/(10 + step)), so that the first steps, far from the solution, soon
         count little. In the stage of equal weights: 1, 1/2, 1/3, …
@@ -251,7 +251,7 @@ class BestEpoch:
         self.loss, self.epoch, self.waited = math.inf, -1, 0
 
     def end_of_epoch(self, epoch: int, loss: float) -> bool:
-        """True when this epoch is the best one."""
+        """Return True if this epoch is the best one."""
         if loss < self.loss:
             self.loss, self.epoch, self.waited = loss, epoch, 0
             return True
@@ -444,7 +444,7 @@ class Trainer:
                 yield self.step(*parts)
 
     def batches(self, order: Sequence[Sequence[int]]) -> Iterator[list[Batch]]:
-        """Training frames on the device, for each batch in parts that are of one level of theory."""
+        """Return training frames on the device, for each batch in parts that are of one level of theory."""
         return self._in_levels(self.train, self.train_loader, order)
 
     def _in_levels(self, frames: Frames, loader: Loader, order: Sequence[Sequence[int]]) -> Iterator[list[Batch]]:
@@ -456,7 +456,7 @@ class Trainer:
             yield [next(read).to(self.device) for _ in batch]
 
     def step(self, *parts: Batch) -> float:
-        """One step of the optimizer; returns the loss.
+        """Take one step of the optimizer; return the loss.
 
         Args:
             parts: a batch, or its parts by level of theory.
@@ -476,7 +476,8 @@ class Trainer:
         return Update(self.parameters, self.averaged, self.optimizer, self.config.gradient_clipping)
 
     def backward(self, *parts: Batch) -> Tensor:
-        """The loss of a batch; its gradients become those of the parameters, its errors are added to the epoch's.
+        """Compute the loss of a batch; its gradients become those of the parameters, its errors are added to the
+        epoch's.
 
         Args:
             parts: as for `step`.
@@ -524,7 +525,7 @@ class Trainer:
         return number
 
     def validate(self) -> ErrorSums:
-        """Errors of the averaged weights on the validation frames."""
+        """Compute errors of the averaged weights on the validation frames."""
         assert self.validation is not None and self.validation_loader is not None
         order = measured_batches(self.validation, self.config)
         if self.packed is not None:
@@ -541,7 +542,7 @@ class Trainer:
         raise TrainingDiverged(self._blame(next(self.batches([positions])), loss))
 
     def _blame(self, parts: Sequence[Batch], loss: float) -> str:
-        """Which frames of a batch have predictions or labels that are not finite; all of them when none has."""
+        """Return which frames of a batch have predictions or labels that are not finite; all of them if none has."""
         chosen: list[int] = []
         for batch in parts:
             result = predict(self.potential, batch, self.properties)
@@ -608,7 +609,7 @@ class Trainer:
 
 
 def _divided(positions: Sequence[int], levels: np.ndarray) -> list[list[int]]:
-    """Positions of frames by level, the first level first."""
+    """Return positions of frames by level, the first level first."""
     found: dict[int, list[int]] = {}
     for position in positions:
         found.setdefault(int(levels[position]), []).append(position)
@@ -616,7 +617,7 @@ def _divided(positions: Sequence[int], levels: np.ndarray) -> list[list[int]]:
 
 
 def predict(potential: Potential, batch: Batch, properties: Properties, create_graph: bool = False) -> Result:
-    """Energy, and forces and stress where the labels need them, at the level of theory of the batch.
+    """Return the energy, and forces and stress where the labels need them, at the level of theory of the batch.
 
     Structures are not checked: a training may have any charge, and its data were checked before.
     """
@@ -634,7 +635,7 @@ def predict(potential: Potential, batch: Batch, properties: Properties, create_g
 
 
 def with_volume(system: System) -> System:
-    """Molecules get a unit cell beside periodic structures in one batch; their stress has no label."""
+    """Give molecules a unit cell beside periodic structures in one batch; their stress has no label."""
     flat = (system.volume == 0) & ~system.pbc.any(1)
     eye = torch.eye(3, dtype=system.dtype, device=system.device).expand_as(system.cell)
     return system.replace(cell=torch.where(flat[:, None, None], eye, system.cell))
