@@ -30,7 +30,7 @@ registry.provide(_register_builtin)
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used (PEP 562)."""
+    """Import a public name when it is first used (PEP 562)."""
     if name in _HOME:
         from importlib import import_module
 

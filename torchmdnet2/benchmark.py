@@ -182,7 +182,8 @@ def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,), level: s
 
 
 def _lattice(potential: Potential, num_atoms: int) -> System:
-    """Atoms of one element that the model knows, 2.5 Å apart; periodic unless an energy is a sum over all pairs."""
+    """Return atoms of one element that the model knows, 2.5 Å apart; periodic unless an energy is a sum over all
+    pairs."""
     known = potential.elements or (6,)
     z = next((z for z in known if z % 2 == 0), known[0])
     side = math.ceil(num_atoms ** (1 / 3))
@@ -195,13 +196,13 @@ def _lattice(potential: Potential, num_atoms: int) -> System:
 
 
 def _cutoffs(potential: Potential) -> list[float | None]:
-    """Cutoffs of the sums over pairs that are added to the network, Å."""
+    """Return cutoffs of the sums over pairs that are added to the network, Å."""
     cutoffs = [prior.cutoff for prior in potential.priors]
     return cutoffs + ([] if potential.head is None else [potential.head.pair_cutoff])
 
 
 def standard_potential() -> Potential:
-    """The model of docs/performance.md with random weights that are always the same."""
+    """Return the model of docs/performance.md with random weights that are always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         potential = Potential.from_config({"model": STANDARD_MODEL})
@@ -225,7 +226,7 @@ def _time_box(evaluator: Evaluator, system: System) -> Timing:
 def timed(
     step: Callable[[], Any], device: torch.device | str, seconds: float = 0.4, most: int = 300
 ) -> dict[str, float]:
-    """Milliseconds per step: the median of five groups of steps, and the fastest and slowest group.
+    """Return milliseconds per step: the median of five groups of steps, and the fastest and slowest group.
 
     Args:
         step: the function to time; it is called three times before.
@@ -257,7 +258,7 @@ def _wait(device: torch.device | str) -> None:
 
 
 def water_box(side: int, seed: int = 0) -> System:
-    """side³ molecules on a cubic lattice in random orientations, at the density of water; periodic.
+    """Return side³ water molecules on a cubic lattice in random orientations, at the density of water; periodic.
 
     Args:
         side: molecules along each side of the box.

@@ -55,7 +55,7 @@ def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, A
 
 
 def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) -> bytes:
-    """The content of a model file; arguments and errors as `save`.
+    """Return the content of a model file; arguments and errors as `save`.
 
     Args:
         potential: as of `save`.
@@ -129,7 +129,7 @@ def from_bytes(
     dtype: torch.dtype | None = None,
     name: str | os.PathLike = "model in memory",
 ) -> Potential:
-    """A potential from the content of a model file; see `load`.
+    """Return a potential from the content of a model file; see `load`.
 
     Args:
         blob: the content of a model file.
@@ -159,7 +159,7 @@ def from_bytes(
 
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
-    """Levels of theory, configuration, metadata, format_version and sha256 of a model file, checked.
+    """Return levels of theory, configuration, metadata, format_version and sha256 of a model file, checked.
 
     "levels" lists the default first, and is empty where the file states none. A calibrated model also has "novelty".
 
@@ -173,7 +173,7 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def _valid_calibration(potential: Potential) -> Calibration | None:
-    """The calibration of a potential, unless its weights have changed."""
+    """Return the calibration of a potential, unless its weights have changed."""
     found = potential.calibration
     if found is None or found.fits(potential.representation):
         return found
@@ -197,7 +197,7 @@ def _require_as_configured(potential: Potential) -> None:
 
 
 def _parts(potential: Potential) -> dict[str, Any]:
-    """The facts that a config decides on."""
+    """Return the facts that a config determines."""
     names = (
         "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges", "closed_shell",
         "determined", "level_names",
@@ -212,13 +212,13 @@ def _parts(potential: Potential) -> dict[str, Any]:
 
 
 def _from_config(config: Mapping[str, Any]) -> Potential:
-    """An untrained potential, whose weights will be overwritten; the caller's random state does not change."""
+    """Return an untrained potential, whose weights will be overwritten; the caller's random state stays."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever torch's default device is
         return Potential.from_config(config)
 
 
 def _stated(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The total charges of the training; older files have them in their metadata only."""
+    """Return the total charges of the training; older files have them in their metadata only."""
     data = metadata.get("data")
     charges = data.get("charges") if isinstance(data, dict) else None
     numbers = isinstance(charges, list) and charges and all(type(q) in (int, float) for q in charges)
@@ -226,12 +226,13 @@ def _stated(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sorted_json(value: Any) -> str:
-    """JSON with sorted keys; numbers as keys become strings first, as after reading."""
+    """Return JSON with sorted keys; numbers as keys become strings first, as after reading."""
     return json.dumps(json.loads(json.dumps(value)), sort_keys=True)
 
 
 def _in_fixed_order(blob: bytes) -> bytes:
-    """The file with sorted metadata, so that equal models give equal bytes: safetensors writes them in random order."""
+    """Return the file with sorted metadata, so that equal models give equal bytes: safetensors writes them in any
+    order."""
     start = 8 + int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8:start])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -241,14 +242,14 @@ def _in_fixed_order(blob: bytes) -> bytes:
 
 
 def _in_16_bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All float32 tensors as float16, if that changes no number; otherwise all unchanged."""
+    """Return all float32 tensors as float16, if that changes no number; otherwise all unchanged."""
     halves = {name: value.half() for name, value in tensors.items() if value.dtype == torch.float32}
     exact = all(torch.equal(half.float(), tensors[name]) for name, half in halves.items())
     return tensors | halves if exact else tensors
 
 
 def _stored_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """Type of the trainable weights: the most frequent one in the representation; float32 instead of 16 bits."""
+    """Return the most frequent type of the weights of the representation; float32 instead of 16 bits."""
     count: dict[torch.dtype, int] = {}
     for name, value in state.items():
         if name.startswith("representation.") and value.is_floating_point():
@@ -267,7 +268,7 @@ def _read(path: str | os.PathLike) -> bytes:
 
 
 def _in_folder(folder: Path) -> str:
-    """What to give instead of a folder, if that is known."""
+    """Return what to give instead of a folder, for the error message."""
     if (folder / "best.tmn").is_file():
         return f": give {folder / 'best.tmn'}"
     if (folder / "model.json").is_file():
@@ -276,14 +277,14 @@ def _in_folder(folder: Path) -> str:
 
 
 def _alike(file: Path) -> str:
-    """What may be meant by a missing file."""
+    """Return which potential may be meant by a missing file, for the error message."""
     if file.suffix == ".tmn" and is_name(file.stem):
         return f": the potential '{file.stem}' is given by its name alone"
     return ""
 
 
 def _of_others(path: str | os.PathLike, blob: bytes) -> str:
-    """What to do with a file that is no model file, if that is known."""
+    """Return what to do with a file that is not a model file, for the error message."""
     if not blob:
         return "; it is empty"
     if str(path).endswith(".json"):

@@ -23,7 +23,7 @@ _FOR_DEVELOPERS = {"all", "dev", "docs"}
 
 
 def surroundings() -> dict[str, Any]:
-    """The facts that `torchmdnet2 info` prints, as plain data.
+    """Return the facts that `torchmdnet2 info` prints, as plain data.
 
     Returns:
         "versions", "devices", "gpu" (whether it is used, and why not), "extras" (installed, or missing packages),
@@ -72,7 +72,7 @@ def _installed(name: str) -> str:
 
 
 def _gpu() -> str:
-    """Whether an NVIDIA GPU is used; if not, the reason and the remedy."""
+    """Return whether an NVIDIA GPU is used; if not, the reason and the remedy."""
     import torch
 
     if torch.version.cuda is None:
@@ -93,7 +93,7 @@ def _gpu() -> str:
 
 
 def extras() -> dict[str, str]:
-    """Extra -> "installed", or what is missing or too old; empty if this package is not installed by pip."""
+    """Return extra -> "installed", or what is missing or too old; empty if pip did not install this package."""
     try:
         required = metadata.requires("torchmdnet2") or []
     except metadata.PackageNotFoundError:
@@ -109,7 +109,7 @@ def _words(lacking: Mapping[str, str]) -> str:
 
 
 def _numba_cache() -> Path:
-    """Where numba keeps compiled kernels: in the package, or elsewhere if it cannot be written."""
+    """Return where numba keeps compiled kernels: in the package, or elsewhere if it cannot be written."""
     folder = os.environ.get("NUMBA_CACHE_DIR")
     package = Path(__file__).parent
     if folder:
@@ -118,6 +118,6 @@ def _numba_cache() -> Path:
 
 
 def _triton_cache() -> Path:
-    """Where Triton keeps compiled kernels."""
+    """Return where Triton keeps compiled kernels."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")

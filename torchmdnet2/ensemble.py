@@ -45,7 +45,7 @@ def write_ensemble(models: Sequence[str | os.PathLike], path: str | os.PathLike)
 
 
 def read_ensemble(path: str | os.PathLike) -> list[Path]:
-    """The model files that an ensemble.json lists.
+    """Return the model files that an ensemble.json lists.
 
     Raises:
         FileNotFoundError: the file or a model is not there.
@@ -73,7 +73,7 @@ def read_ensemble(path: str | os.PathLike) -> list[Path]:
 
 
 def model_files(model: str | os.PathLike) -> list[str]:
-    """The files or names that a model stands for: those of an ensemble.json, or those with commas between.
+    """Return the files or names that a model stands for: those of an ensemble.json, or those with commas between.
 
     Raises:
         FileNotFoundError, BadCheckpoint: as `read_ensemble`.
@@ -149,7 +149,8 @@ class Ensemble:
         coulomb: str = "pme",
         level: str | None = None,
     ) -> Ensemble:
-        """An ensemble of model files, in the order given, or of a training's ensemble.json; see `torchmdnet2.load`.
+        """Return an ensemble of model files, in the given order, or of a training's ensemble.json; see
+        `torchmdnet2.load`.
 
         Args:
             paths: model files, or one ensemble.json.
@@ -176,7 +177,7 @@ class Ensemble:
         return max(p.cutoff for p in self.members)
 
     def __call__(self, system: System, forces: bool = True, stress: bool = False) -> EnsembleResult:
-        """Mean and spread of energy, forces, stress, charges and properties of a batch of structures.
+        """Return mean and spread of energy, forces, stress, charges and properties of a batch of structures.
 
         Args, Raises: as Evaluator.
         """
@@ -212,7 +213,8 @@ class EnsembleBoundStep:
             step.replay()
 
     def fetch(self) -> EnsembleResult | None:
-        """Mean and spread on the host; None if the capacity of a member was too small and the step must be repeated.
+        """Return mean and spread on the host; None if the capacity of a member was too small, so that the step must be
+        repeated.
 
         Raises:
             ValueError: a position, the cell or an energy is not finite (names the atom).
@@ -231,7 +233,7 @@ class EnsembleBoundStep:
 
 
 def combine(results: Sequence[Result]) -> EnsembleResult:
-    """Mean and spread of the results of at least two potentials for the same structures."""
+    """Return mean and spread of the results of at least two potentials for the same structures."""
     names = ("energy", "forces", "stress", "atom_energies", "charges")
     with torch.inference_mode(False):  # ordinary tensors, as those of the members
         mean, std = statistics([{name: getattr(r, name) for name in names} for r in results])

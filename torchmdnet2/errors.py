@@ -86,7 +86,7 @@ MISSING = "not installed"
 
 
 def unmet(extra: str) -> dict[str, str]:
-    """Requirements of an extra that are not met here.
+    """Return the requirements of an extra that are not met here.
 
     Args:
         extra: its name.
@@ -127,7 +127,7 @@ def unmet(extra: str) -> dict[str, str]:
 
 @contextmanager
 def needs_extra(extra: str, *packages: str) -> Iterator[None]:
-    """A context for imports of packages that an extra of this package installs.
+    """Name the extra to install in the error if an import within the block fails.
 
     Args:
         extra: its name.

@@ -99,7 +99,7 @@ class Evaluator:
 
     @not_compiled
     def __call__(self, system: System, forces: bool = True, stress: bool | None = None) -> Result:
-        """Energy, forces and, if asked, stress of a batch of structures.
+        """Evaluate as the Evaluator; return None if the potential itself must be called.
 
         Args:
             system: N atoms in B structures, on the potential's device; never changed.
@@ -170,7 +170,8 @@ class Evaluator:
             self._last_pbc: tuple[Tensor | None, int, bool] = None, 0, False
 
     def _cells_of(self, system: System) -> Evaluator | None:
-        """The evaluator of periodic structures, if there are some and the model sums over all pairs of molecules."""
+        """Return the evaluator of periodic structures, if there are some and the model sums over all pairs of
+        molecules."""
         if self._summing is None or not self._is_periodic(require_system(system).pbc):
             return None
         with self._lock:
@@ -182,7 +183,7 @@ class Evaluator:
             return self._cells
 
     def _is_periodic(self, pbc: Tensor) -> bool:
-        """Whether a structure is periodic. It does not wait for a GPU if the last call had the same tensor."""
+        """Return whether a structure is periodic. It does not wait for a GPU if the last call had the same tensor."""
         seen, version, found = self._last_pbc
         if pbc is not seen or pbc.is_inference() or pbc._version != version:  # inference tensors count no changes
             found = bool(pbc.any())
@@ -190,7 +191,7 @@ class Evaluator:
         return found
 
     def _first(self, system: System, action: Callable[[Backend], _Found], differentiated: bool = False) -> _Found:
-        """The result of the first backend that accepts the system; the potential itself if results are
+        """Return the result of the first backend that accepts the system; of the potential itself if results are
         differentiated."""
         refuse_forked_gpu(self.potential.device)
         with self._lock, outside_modes(self.potential.device):
@@ -225,7 +226,7 @@ class Evaluator:
         return isinstance(self._active, FusedBackend)
 
     def report(self, system: System | None = None, stress: bool | None = None) -> str:
-        """The path that runs and the reason, its capacities and memory, in words.
+        """Return the path that runs and the reason, its capacities and memory, in words.
 
         Args:
             system: a structure whose step is timed, with forces: each search, the network and each prior, in ms and as
@@ -315,7 +316,7 @@ class FastCalls:
         self._parts: list[Any] = []  # of all tables, `_END` last
 
     def __call__(self, potential: Potential, system: System, forces: bool, stress: bool) -> Result | None:
-        """As the Evaluator; None if the potential itself must be called.
+        """Evaluate as the Evaluator; return None if the potential itself must be called.
 
         Args:
             potential: in evaluation mode; always the same one.
@@ -350,7 +351,7 @@ class FastCalls:
         self._evaluator = Evaluator(part)
 
     def _holds(self) -> bool:
-        """Whether no parameter, buffer or module was replaced, added or removed."""
+        """Return whether no parameter, buffer or module was replaced, added or removed."""
         return all(map(operator.is_, chain(chain.from_iterable(self._tables), _ENDS), self._parts))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastCalls:

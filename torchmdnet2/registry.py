@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ ", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
+    """Return ", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
     import difflib  # not needed where all names are right
 
     names = {each.lower(): each for each in known}

@@ -94,7 +94,7 @@ class System:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
 
     def _count_systems(self, device: torch.device) -> int:
-        """B, from another argument if possible: reading the batch would stall a GPU."""
+        """Return B, from another argument if possible: reading the batch would stall a GPU."""
         if self.batch is None:
             return 1
         sized: list[tuple[Any, int]] = [(self.cell, 3), (self.pbc, 2), (self.charge, 1), (self.spin, 1)]
@@ -139,7 +139,8 @@ class System:
     # --- conversions ---------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> System:
-        """The same structures on another device or in another floating-point type (tensors shared where possible).
+        """Return the same structures on another device or in another floating-point type (tensors shared where
+        possible).
 
         Args:
             device: None keeps it.
@@ -152,11 +153,12 @@ class System:
         return System(**moved)
 
     def replace(self, **changes: Any) -> System:
-        """A copy with some fields replaced; the others are shared."""
+        """Return a copy with some fields replaced; the others are shared."""
         return replace(self, **changes)
 
     def at(self, pos: Tensor) -> System:
-        """The same structures at other positions, without the checks of `replace`, which take longer than a small step.
+        """Return the same structures at other positions, without the checks of `replace`, which take longer than a
+        small step.
 
         Args:
             pos: [N, 3] Å, of the present type and device.
@@ -166,7 +168,7 @@ class System:
         return found
 
     def detach(self) -> System:
-        """The same structures without derivatives, as searches and checks read them.
+        """Return the same structures without derivatives, as searches and checks read them.
 
         Tensors share their memory. Those that `torch.func` has wrapped are unwrapped.
 
@@ -186,7 +188,7 @@ class System:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> System:
-        """Structures from ASE, with the total charge and multiplicity that they state, else 0.
+        """Return structures from ASE, with the total charge and multiplicity that they state, else 0.
 
         Statements are entries of `atoms.info` ("charge", "total_charge", …; "spin", "multiplicity", …), and sums of the
         initial charges and, of molecules, of the initial magnetic moments (see `stated.statements`). A cell of
@@ -232,7 +234,7 @@ class System:
         )
 
     def to_ase(self) -> list[Atoms]:
-        """One ase.Atoms per structure, charge and spin in `info` where they are not 0."""
+        """Return one ase.Atoms per structure, charge and spin in `info` where they are not 0."""
         from ase import Atoms
 
         frames = []
@@ -253,7 +255,7 @@ class System:
 
     @classmethod
     def concatenate(cls, systems: Sequence[System]) -> System:
-        """One batch that holds the structures of several, in order.
+        """Return one batch that holds the structures of several, in order.
 
         Args:
             systems: at least one; any sizes and compositions.
@@ -271,7 +273,7 @@ class System:
         return cls(batch=torch.cat(batches), **joined)
 
     def select(self, chosen: Tensor) -> System:
-        """Some of the structures, in order.
+        """Return some of the structures, in order.
 
         Args:
             chosen: [B] bool.
@@ -283,7 +285,7 @@ class System:
         return System(self.z[atoms], self.pos[atoms], number[self.batch[atoms]], *each)
 
     def split(self) -> list[System]:
-        """Each structure as a batch of one; tensors share their memory.
+        """Return each structure as a batch of one; tensors share their memory.
 
         The batch must ascend: atoms of a structure lie together.
         """
@@ -335,7 +337,7 @@ class System:
         return torch.zeros_like(charge).index_add_(0, self.batch, self.z.to(charge.dtype)) - charge
 
     def _periodic_volume(self) -> Tensor:
-        """Volume of the unit parallelepiped of the periodic directions, [B]; 1 for orthogonal vectors."""
+        """Return the volume of the unit parallelepiped of the periodic directions, [B]; 1 for orthogonal vectors."""
         cell = self.cell.double()  # 16 bits have no determinants
         unit = cell / cell.norm(dim=-1, keepdim=True).clamp(min=1e-30)
         gram = unit @ unit.transpose(1, 2)
@@ -348,17 +350,17 @@ _FLATTEST = 1e-3  # of flatter cells each atom has thousands of images within a 
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """The value as a tensor. A tensor is unchanged: `torch.as_tensor` would move it to torch's default device."""
+    """Return the value as a tensor. A tensor stays: `torch.as_tensor` would move it to torch's default device."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
 def is_transformed() -> bool:
-    """Whether the caller is within a transform of `torch.func`, or in forward mode."""
+    """Return whether the caller is within a transform of `torch.func`, or in forward mode."""
     return torch._C._functorch.get_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def _plain(name: str, value: Tensor) -> Tensor:
-    """The numbers of a tensor, without derivatives."""
+    """Return the numbers of a tensor, without derivatives."""
     found = torch.func.debug_unwrap(value)
     if found.shape != value.shape:
         raise ValueError(
@@ -370,14 +372,14 @@ def _plain(name: str, value: Tensor) -> Tensor:
 
 
 def _real(value: Tensor, name: str) -> Tensor:
-    """A tensor of real numbers, unchanged: conversion would drop the imaginary part, or count truth values."""
+    """Return a tensor of real numbers, unchanged: conversion would drop the imaginary part, or count truth values."""
     if value.is_complex() or value.dtype == torch.bool:
         raise ValueError(f"{name} must be real numbers, got {value.dtype}")
     return value
 
 
 def _whole(value: Tensor, name: str) -> Tensor:
-    """A tensor of whole numbers, unchanged."""
+    """Return a tensor of whole numbers, unchanged."""
     if value.is_floating_point() and not bool((value == value.round()).all()):
         raise ValueError(f"{name} must be whole numbers")
     return _real(value, name)

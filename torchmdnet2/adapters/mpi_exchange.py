@@ -62,7 +62,7 @@ def _leave(comm: MPI.Comm) -> None:
 
 
 def _can_join(comm: MPI.Comm) -> bool:
-    """True if a group of the same processes with NCCL exists or can be made."""
+    """Return True if a group of the same processes with NCCL exists or can be made."""
     if not (dist.is_available() and dist.is_nccl_available()):
         return False
     if not dist.is_initialized():

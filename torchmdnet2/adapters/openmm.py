@@ -218,12 +218,12 @@ def create_force(
 
 
 def _has_all_pairs(potential: Potential) -> bool:
-    """True if a potential, or one that it contains, has pairs at any distance."""
+    """Return True if a potential, or one that it contains, has pairs at any distance."""
     return any(getattr(part, "cutoff", None) == math.inf for part in potential.modules())
 
 
 def has_box(topology: Topology) -> bool:
-    """True if a topology has a periodic box that is not the dummy box of a PDB file."""
+    """Return True if a topology has a periodic box that is not the dummy box of a PDB file."""
     vectors = topology.getPeriodicBoxVectors()
     return vectors is not None and not no_cell([list(v.value_in_unit(openmm.unit.angstrom)) for v in vectors])
 

@@ -207,7 +207,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         )
 
     def getMLLongRange(self) -> bool:
-        """True if the model sums electrostatics over all periodic images, according to its file."""
+        """Return True if the model sums electrostatics over all periodic images, according to its file."""
         from ..checkpoint import read_header
 
         return _sums_over_images(read_header(self.path)["config"])
@@ -224,7 +224,7 @@ def _force_field_charge(system: openmm.System, atoms: Iterable[int]) -> float | 
 
 
 def _sums_over_images(config: Mapping[str, Any]) -> bool:
-    """True if a potential, or one that it contains, sums over all periodic images."""
+    """Return True if a potential, or one that it contains, sums over all periodic images."""
     parts = [config["model"], config.get("head"), *(config.get("priors") or [])]
     return any(
         part.get("method") in ("ewald", "pme") or ("potential" in part and _sums_over_images(part["potential"]))

@@ -98,7 +98,7 @@ class _Warnings:
 
 
 def _is_ours(error: Exception) -> bool:
-    """True if the message is meant for users; other errors keep their traceback."""
+    """Return True if the message is meant for users; other errors keep their traceback."""
     here = type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
     return here or isinstance(error, ValueError | OSError)
 

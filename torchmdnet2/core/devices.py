@@ -19,7 +19,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "single": torch.f
 
 
 def device_of(device: torch.device | str) -> torch.device:
-    """A torch device that exists here.
+    """Return a torch device that exists here.
 
     Raises:
         ValueError: it does not.
@@ -40,7 +40,7 @@ def device_of(device: torch.device | str) -> torch.device:
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """float32 or float64, by torch's name or "single" and "double"; None stays None.
+    """Return float32 or float64, by torch's name or "single" and "double"; None stays None.
 
     Raises:
         ValueError: any other type.
@@ -54,7 +54,7 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """ "float32" or "float64"."""
+    """Return "float32" or "float64"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -102,14 +102,14 @@ def _in_child() -> None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def usable_threads(wanted: int) -> int:
-    """The number of threads to use: the wanted one, or 1 in a forked process."""
+    """Return the number of threads to use: as requested, or 1 in a forked process."""
     return 1 if _forked else wanted
 
 

@@ -28,17 +28,18 @@ class Exchange(Protocol):
     num_ghosts: int
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows of the local atoms [n, …] → those of the atoms that the ghosts are copies of, [g, …]."""
+        """Return rows of the atoms that the ghosts are copies of, [g, …], from rows of the local atoms [n, …]."""
 
     def reverse(self, rows: Tensor) -> Tensor:
-        """Rows of the ghosts [g, …] → their sums over all copies of each local atom, [n, …]."""
+        """Return sums over all copies of each local atom, [n, …], from rows of the ghosts [g, …]."""
 
 
 class DomainExchange(Exchange, Protocol):
     """An exchange that can follow a step which sorts its local atoms."""
 
     def reordered(self, place: Tensor) -> DomainExchange:
-        """The same for local atoms in another order: atom i has row place[i], [n] integers on the device of the rows.
+        """Return the exchange for local atoms in another order: atom i has row place[i], [n] integers on the device of
+        the rows.
 
         Nothing is exchanged by this; the order of the ghosts stays.
         """
@@ -66,7 +67,7 @@ class CopyExchange:
 
 
 def with_ghosts(rows: Tensor, exchange: Exchange | None) -> Tensor:
-    """Rows of all atoms [N, …] from those of the local ones [n, …], differentiable once; None: there are no ghosts."""
+    """Return rows of all atoms [N, …] from those of the local ones [n, …], differentiable once; None: no ghosts."""
     return rows if exchange is None else _WithGhosts.apply(rows, exchange)
 
 

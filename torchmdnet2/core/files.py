@@ -38,7 +38,7 @@ def atomic_write(path: str | os.PathLike, content: bytes | str, keep: bool = Fal
 
 @contextmanager
 def written_aside(path: str | os.PathLike, keep: bool = False) -> Iterator[BinaryIO]:
-    """A file to fill, which gets its name when the block ends, and vanishes when it raises.
+    """Yield a temporary file, which gets its name when the block ends and is removed if the block raises.
 
     Args, Raises: as `atomic_write`.
     """
@@ -87,7 +87,7 @@ def append(file: BinaryIO, content: bytes) -> None:
 
 
 def opened(file: BinaryIO, name: str) -> Any:
-    """A file that is open, decompressed where its name ends in .gz, .bz2 or .xz."""
+    """Return the file, decompressed if its name ends in .gz, .bz2 or .xz."""
     import bz2
     import gzip
     import lzma
@@ -125,7 +125,7 @@ def require_plain(path: str | os.PathLike) -> None:
 
 
 def old_name(path: Path) -> Path:
-    """The name that a file gets when a new file takes its name."""
+    """Return the name that a file gets when a new file takes its name."""
     return path.with_name(path.name + ".old")
 
 
@@ -137,7 +137,7 @@ def keep_old(path: Path) -> None:
 
 @contextmanager
 def claimed(*paths: Path) -> Iterator[None]:
-    """Within the block, no other run, of this process or another one, writes files of these names.
+    """Keep other runs, of this process or another one, from writing files of these names within the block.
 
     Enter it before the files are read, as to continue them. A file `.NAME.lock` beside each is locked meanwhile; the
     end of the process frees it, whatever the cause.
@@ -154,7 +154,7 @@ def claimed(*paths: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """As `claimed`, for one name.
+    """Claim one name, as `claimed`.
 
     Raises:
         BlockingIOError: another run has claimed it.
@@ -257,7 +257,8 @@ def _unlock(handle: int) -> None:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two paths are the same file: through links of both kinds, and whatever the file system thinks of case."""
+    """Return whether two paths are the same file, also through links, or with a name in another case if the system
+    allows it."""
     try:
         return os.path.samefile(one, other)
     except OSError:  # one of them is not there
@@ -285,7 +286,7 @@ def spare_inputs(written: Iterable[Path], read: Iterable[Path], remedy: str) -> 
 
 
 def umask() -> int:
-    """The process's mask of permissions."""
+    """Return the process's mask of permissions."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -42,7 +42,7 @@ code { font-size: .85em; overflow-wrap: anywhere } .note { color: #57606a }
 
 
 def document(title: str, body: Sequence[str]) -> str:
-    """A page from its title, in plain text, and the parts of its body, in HTML."""
+    """Return a page from its title, in plain text, and the parts of its body, in HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
@@ -51,7 +51,7 @@ def document(title: str, body: Sequence[str]) -> str:
 
 
 def missing_plots() -> str:
-    """Why no plots can be drawn, in words; "" if they can."""
+    """Return why no plots can be drawn, in words; "" if they can."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -60,7 +60,7 @@ def missing_plots() -> str:
 
 
 def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
-    """A figure of this size (inches) as PNG.
+    """Return a figure of this size (inches) as PNG.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -77,7 +77,7 @@ def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> byt
 
 
 def image(content: bytes, text: str, kind: str = "plot") -> str:
-    """A PNG within the page, the text for those who cannot see it, and its class in the style."""
+    """Return a PNG as HTML, with a text for those who cannot see it and its class in the style."""
     data = base64.b64encode(content).decode()
     return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
 
@@ -89,7 +89,7 @@ def table(
     escaped: bool = False,
     left: Sequence[int] = (0,),
 ) -> str:
-    """A table of numbers; columns in `left` are text."""
+    """Return a table of numbers; columns in `left` are text."""
     kind = [" class=text" if k in left else "" for k in range(len(heads))]
     show = (lambda text: text) if escaped else breakable
     opening, closing = ("<code>", "</code>") if code else ("", "")
@@ -104,5 +104,5 @@ def table(
 
 
 def breakable(text: str) -> str:
-    """Escaped, with places where a long path may go on in the next line."""
+    """Return the text as HTML in which a long path may be broken."""
     return re.sub(r"\S{25,}", lambda word: re.sub("([/_])", r"\1<wbr>", word[0]), html.escape(text))

@@ -186,14 +186,15 @@ def kind_of(name: str) -> str:
 
 
 def is_flag(value: Any) -> bool:
-    """Whether a value is a truth value: ASE reads the word "charge" in a comment line so, and int(True) is 1."""
+    """Return whether a value is a boolean: ASE reads the word "charge" in a comment line as True, and int(True) is
+    1."""
     if isinstance(value, bool | np.bool_ | int | float | str | np.number):
         return isinstance(value, bool | np.bool_)
     return str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
 def whole_number(value: Any, name: str, where: str = "") -> int:
-    """The whole number that a value means, up to rounding.
+    """Return the whole number that a value means, up to rounding.
 
     Args:
         value: a number, or one as text.
@@ -231,7 +232,7 @@ def statements(
     where: str = "",
     told: set[str] | None = None,
 ) -> dict[str, list[Statement]]:
-    """What a structure states of its total charge and multiplicity.
+    """Return what a structure states about its total charge and multiplicity.
 
     Args:
         info: entries of the structure, as `Atoms.info`.
@@ -388,7 +389,7 @@ def _pair_of(value: Any) -> tuple[int, int] | None:
 
 
 def _pair(text: str) -> tuple[int, int] | None:
-    """Charge and multiplicity in a text of two whole numbers, unless they are 0 and 1, which changes nothing."""
+    """Return charge and multiplicity in a text of two whole numbers, unless they are 0 and 1, which changes nothing."""
     match = re.fullmatch(r"\s*([+-]?\d+)\s*[\s,]\s*(\+?\d+),?\s*", text)
     first, second = (int(match[1]), int(match[2])) if match else (0, 1)
     return (first, second) if abs(first) <= _MOST and 1 <= second <= _MOST and (first, second) != (0, 1) else None
@@ -426,7 +427,7 @@ def _of_sums(arrays: Mapping[str, Any], stated: float | None) -> Iterator[str]:
 
 
 def agreed(stated: Iterable[Statement], quantity: str, where: str = "", remedy: str = "") -> int | None:
-    """The number that all statements agree on; None: there are none.
+    """Return the number that all statements agree on; None if there are none.
 
     Args:
         stated: of one quantity.
@@ -451,7 +452,7 @@ def agreed(stated: Iterable[Statement], quantity: str, where: str = "", remedy: 
 def confirmed(
     stated: Iterable[Statement], quantity: str, given: Any = None, argument: str = "", remedy: str = ""
 ) -> int | None:
-    """What a structure states, which must be what a user gives, or what is given where it states nothing.
+    """Return what a structure states, which must agree with what the user gives, or else what the user gives.
 
     Every entry point that takes a charge or a multiplicity asks here.
 
@@ -484,7 +485,7 @@ def confirmed(
 
 
 def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = None) -> tuple[int | None, int | None]:
-    """Total charge (e) and multiplicity 2S+1 of a structure; None: neither stated nor given.
+    """Return the total charge (e) and multiplicity 2S+1 of a structure; None: neither stated nor given.
 
     Args:
         atoms: statements are looked for in `info`, initial charges and initial magnetic moments.
@@ -504,7 +505,8 @@ def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = 
 
 
 def can_count(values: Any) -> bool:
-    """Whether values can be numbers of unpaired electrons: other entries have the same names, as energies by UHF."""
+    """Return whether values can be numbers of unpaired electrons: other entries, such as energies by UHF, share the
+    names."""
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -513,7 +515,7 @@ def can_count(values: Any) -> bool:
 
 
 def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """The entries of `size` atoms that state something: charges, by any name, and magnetic moments."""
+    """Return the entries of `size` atoms that state something: charges, by any name, and magnetic moments."""
     return {
         key: value for key, value in entries.items()
         if (key in OF_ATOMS or key in _MOMENTS or may_be_charges(key)) and np.shape(value) == (size,)
@@ -529,7 +531,7 @@ def _counts_electrons(name: str) -> bool:
 def of_first_frame(
     names: Iterable[str], values: Callable[[str], Any], frames: int, atoms: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Numbers of electrons and spins of atoms in arrays of all frames, for `statements`.
+    """Return numbers of electrons and spins of atoms in arrays of all frames, for `statements`.
 
     Args:
         names: of the arrays.
@@ -550,13 +552,13 @@ def of_first_frame(
 
 
 def of_charges(frames: int, atoms: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of charges of the atoms of some frames: the same for all of them, or each its own."""
+    """Return the shapes of charges of the atoms of some frames: the same for all of them, or each its own."""
     return (atoms,), (frames, atoms), (frames, atoms, 1)
 
 
 @lru_cache(maxsize=1024)
 def may_be_charges(key: Any) -> bool:
-    """Whether an entry of this name may hold charges of atoms, as "mulliken", "partial_charges"."""
+    """Return whether an entry of this name may hold charges of atoms, as "mulliken", "partial_charges"."""
     if not isinstance(key, str) or _OTHER_SUMS.search(key.lower()):
         return False
     return bool(_PARTIAL.search(key.lower())) and kind_of(key) != "charge"
@@ -572,7 +574,8 @@ def _sum(values: Any) -> float | None:
 
 
 def _sum_of_charges(values: Any) -> float | None:
-    """The same of charges; None also of nuclear charges, which some data sets call charges: whole and positive."""
+    """Return the same for charges; None also for nuclear charges (whole and positive), which some data sets call
+    charges."""
     numbers = np.asarray(values, dtype=np.float64)
     nuclear = numbers.size > 1 and (numbers >= 1).all() and (numbers % 1 == 0).all() and numbers.max() > _NUCLEAR
     return None if nuclear else _sum(numbers)
@@ -662,7 +665,7 @@ _NEGATIVE = re.compile(r"[-⁻]|anion", re.I)
 
 @lru_cache(maxsize=1024)
 def _formulas(text: str, key: str) -> list[tuple[dict[str, int], int, str]]:
-    """The formulas with a charge in a text: number of atoms of each element, charge, words.
+    """Return the formulas with a charge in a text: number of atoms of each element, charge, words.
 
     "H2O-2" is the second water in most places: it counts as the value of a formula and as a whole comment line only.
     """
@@ -700,7 +703,7 @@ def _formula(text: str, key: str, numbers: np.ndarray | None) -> tuple[str, int]
 
 
 def formal_charge(smiles: str) -> int:
-    """The sum of the formal charges in a SMILES, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
+    """Return the sum of the formal charges in a SMILES, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
     total = 0
     for signs, digits in _CHARGED.findall(smiles):
         total += (1 if signs[0] == "+" else -1) * (int(digits) if digits else len(signs))
@@ -773,7 +776,8 @@ def _of_text(text: str, known: Collection[str], numbers: np.ndarray | None, key:
 
 
 def _place(key: str) -> str:
-    """Where a text stands, for messages. They leave out the text, which may number the frames: one is enough."""
+    """Return where a text stands, for messages. The text itself is left out: it may number the frames, and one warning
+    is enough."""
     return f"in '{key}'" if key else "in a title or comment line"
 
 
@@ -812,7 +816,7 @@ class Told(dict[str, Any]):
 
 
 def stated_units(entries: Mapping[str, Any], keys: Mapping[str, str] | None = None) -> dict[str, StatedUnit]:
-    """Units that entries of a structure state, as `energy-unit=hartree`, `units_of_length=bohr`, `units=metal`.
+    """Return units that entries of a structure state, as `energy-unit=hartree`, `units_of_length=bohr`, `units=metal`.
 
     Args:
         entries: of the structure.
@@ -845,7 +849,7 @@ _LENGTH_BEHIND = re.compile(r"(?<=\w)/?([aA]ngstroms?|[aA]ng|A|[bB]ohr|a0|nm)$")
 
 @lru_cache(maxsize=1024)
 def unit_in_name(quantity: str, name: str) -> StatedUnit | None:
-    """The unit in the name of an entry, as in "energy_hartree", "forces_kcal_mol_ang", "E (eV)", "EnergyHartree".
+    """Return the unit in the name of an entry, as in "energy_hartree", "forces_kcal_mol_ang", "E (eV)".
 
     Args:
         quantity: "energy", "forces", "stress", "virial" or "dipole"; of others, nothing is found.
@@ -868,7 +872,7 @@ def unit_in_name(quantity: str, name: str) -> StatedUnit | None:
 
 
 def _plain_units(key: str, text: str) -> dict[str, StatedUnit]:
-    """The units that `units=eV`, `units="hartree bohr"` or `units=metal` state."""
+    """Return the units that `units=eV`, `units="hartree bohr"` or `units=metal` state."""
     words = [word for word in re.split(r"[\s,;]+", text) if word]
     known = {"metal": ("eV", "angstrom"), "real": ("kcal/mol", "angstrom")}
     if len(words) == 1 and words[0].lower() in (*known, *_ATOMIC):
@@ -914,7 +918,7 @@ _CELLS = frozenset(
 
 
 def may_be_cell(name: str, values: Callable[[str], Any]) -> bool:
-    """Whether an entry is a cell by its name and by its numbers, which are not all 0.
+    """Return whether an entry is a cell by its name and its numbers, which are not all 0.
 
     Args:
         name: of the entry.
@@ -929,7 +933,7 @@ def may_be_cell(name: str, values: Callable[[str], Any]) -> bool:
 
 
 def no_cell(cell: Any, pbc: Any = True) -> bool:
-    """Whether a cell is the cube of 1 Å that PDB files have where there is no cell.
+    """Return whether a cell is the cube of 1 Å that PDB files have where there is no cell.
 
     Args:
         cell: [3, 3] Å, lattice vectors as rows.
@@ -958,7 +962,7 @@ def require_atoms(atoms: Any) -> None:
 
 
 def cell_of(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
-    """Cell [3, 3] in Å and periodicity [3] of a structure in memory, fresh arrays.
+    """Return the cell [3, 3] in Å and periodicity [3] of a structure in memory, as new arrays.
 
     Raises:
         BadData: there are no atoms, or the cell is the dummy of a PDB file.

@@ -56,7 +56,7 @@ _PlainLoader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str = "configuration") -> Any:
-    """Plain data (dictionaries, lists, strings, numbers, booleans, None) from YAML text.
+    """Return plain data (dictionaries, lists, strings, numbers, booleans, None) from YAML text.
 
     Args:
         text: YAML; tags that name Python objects are refused.
@@ -112,7 +112,7 @@ def apply_override(raw: Any, override: str) -> None:
 
 
 def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Any:
-    """Plain data of a configuration file, not checked further.
+    """Return plain data of a configuration file, not checked further.
 
     Args:
         path: YAML.
@@ -130,7 +130,7 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Any:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a configuration file.
+    """Return the text of a configuration file.
 
     Args:
         path: YAML.

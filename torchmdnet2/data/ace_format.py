@@ -43,7 +43,7 @@ _FAULT = "it is damaged or not of the Ace layout"
 
 
 def is_ace(path: str | PathLike) -> bool:
-    """True if the attributes of an HDF5 file name this layout; False for a file that cannot be read."""
+    """Return True if the attributes of an HDF5 file name this layout; False for a file that cannot be read."""
     h5py = load_h5py()
     try:
         with h5py.File(path, "r") as file:

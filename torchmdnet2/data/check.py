@@ -87,7 +87,7 @@ def _rounded(sample: Sample) -> Sample:
 
 
 def _passes(batch: Sample) -> bool:
-    """True if all structures pass a fast check. False may be a false alarm, which `check_sample` decides."""
+    """Return True if all structures pass a fast check. False may be a false alarm, which `check_sample` decides."""
     system = batch.system
     if not bool((system.atom_counts > 0).all()):
         return False

@@ -290,7 +290,7 @@ _READING = ("from_labeled_system", "from_system", "from_labeled_system_mix")
 
 
 def _defines(reader: Any, method: str) -> bool:
-    """True if a format of dpdata implements a method; its base class defines it and raises."""
+    """Return True if a format of dpdata implements a method; its base class defines it and raises."""
     from dpdata.format import Format
 
     cls = reader if isinstance(reader, type) else type(reader)

@@ -178,7 +178,7 @@ def _info(comment: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _parsed(comment: str) -> dict[str, Any]:
-    """As `_info`, with one dictionary for equal lines, since many frames of a file may have the same one."""
+    """Parse as `_info`, with one dictionary for equal lines, since many frames of a file may have the same one."""
     from ase.io.extxyz import key_val_str_to_dict
 
     quoted = _NESTED.sub(lambda found: found[1] or f'"{found[2]}"', comment)

@@ -529,7 +529,8 @@ _TEXTS = re.compile(r"name|title|comment|formula|descri|electrons|^n_?(alpha|bet
 
 
 def _is_text(name: str) -> bool:
-    """Whether an attribute of this name may say in words, or by a number of electrons, that a molecule is charged."""
+    """Return whether an attribute of this name may say in words, or by a number of electrons, that a molecule is
+    charged."""
     return bool(_TEXTS.search(name)) and not kind_of(name) and "smiles" not in name.lower()
 
 

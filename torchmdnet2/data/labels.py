@@ -237,7 +237,7 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
 
 
 def _one_each(values: Any) -> bool:
-    """Whether an array has a number for each frame, or a pair of charge and multiplicity other than 0 and 1."""
+    """Return whether an array has a number for each frame, or a pair of charge and multiplicity other than 0 and 1."""
     if np.ndim(values) != 2:
         return np.ndim(values) < 2
     return np.shape(values)[1] == 2 and len(values) > 0 and not np.array_equal(values[0], (0, 1))
@@ -326,7 +326,7 @@ _SETTINGS = {LOSS_WEIGHT: "weight", GROUP: "group"}
 
 
 def _without(name: str, own: str) -> str:
-    """What to do if the file has no such entry."""
+    """Return what to do if the file has no such entry."""
     if name == CONFIG_TYPE:
         return "If it has none, take config_weights out of training.loss"
     if name in LABELS and name not in LABELS.keys() and name not in _SETTINGS:

@@ -80,7 +80,7 @@ class Factor:
     close: float
 
     def beats(self, other: Factor) -> bool:
-        """True if labels with this factor, which is about 1, are clearly right and the other ones are not."""
+        """Return True if labels with this factor, which is about 1, are clearly right and the other ones are not."""
         return self.gain - other.gain > EVIDENCE and 0.5 < self.value < 2
 
 

@@ -191,12 +191,12 @@ def _spellings(aspect: str, words: str) -> set[str]:
 
 
 def states_charges(format: str) -> bool:
-    """True if texts of this format of ASE or dpdata state charge and multiplicity."""
+    """Return True if texts of this format of ASE or dpdata state charge and multiplicity."""
     return _pattern(format) is not None
 
 
 def states_more(format: str) -> bool:
-    """True if texts of this format state what ASE leaves out."""
+    """Return True if texts of this format state what ASE leaves out."""
     return states_charges(format) or counts_electrons(format) or format in _LENGTHS
 
 
@@ -246,7 +246,7 @@ _COUNTS_IN = {
 
 
 def counts_electrons(format: str) -> bool:
-    """True if texts of this format state the number of electrons and the valences of all atoms."""
+    """Return True if texts of this format state the number of electrons and the valences of all atoms."""
     return format in _COUNTS_IN
 
 
@@ -558,7 +558,7 @@ def _read_v2000(counts: str, lines: Sequence[str], molecule: Molecule) -> None:
 
 
 def _is_row(line: str) -> bool:
-    """Whether a line is one of an atom or a bond: it begins with three numbers."""
+    """Return whether a line is one of an atom or a bond: it begins with three numbers."""
     try:
         return len([float(word) for word in line.split()[:3]]) == 3
     except ValueError:

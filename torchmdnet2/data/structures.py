@@ -322,7 +322,7 @@ def _warn_of_oxidation(path: str, atoms: Atoms) -> None:
 
 
 def _oxidation(site: Any) -> float:
-    """The charge of a symbol such as O2-, or an oxidation number; 0: it has none."""
+    """Return the charge of a symbol such as O2-, or an oxidation number; 0: it has none."""
     if not isinstance(site, str):
         return float(site)
     match = _ION.fullmatch(site.strip())
@@ -330,7 +330,7 @@ def _oxidation(site: Any) -> float:
 
 
 def _rounding(number: float) -> float:
-    """Half a unit of the last decimal place; 0 for whole numbers."""
+    """Return half a unit of the last decimal place; 0 for whole numbers."""
     return 0.0 if number.is_integer() else 0.5 * 10.0 ** -len(repr(number).partition(".")[2])
 
 
@@ -719,7 +719,7 @@ def _warn_of_disorder(occupancy: Any, where: str) -> None:
 
 
 def _partly(occupancy: Any) -> list[str]:
-    """The elements and shares of partly occupied sites, from ASE's `info["occupancy"]`."""
+    """Return the elements and shares of partly occupied sites, from ASE's `info["occupancy"]`."""
     sites = [site for site in occupancy.values() if isinstance(site, Mapping)] if isinstance(occupancy, Mapping) else []
     return sorted({f"{symbol} {share:g}" for site in sites for symbol, share in site.items() if abs(share - 1) > 1e-3})
 
@@ -864,7 +864,7 @@ def warn_of_hydrogens(atoms: Atoms, where: str) -> None:
 
 
 def _lacks_hydrogens(atoms: Atoms) -> bool:
-    """Whether most carbons that are not bonded to hydrogen need some by their bond lengths and angles.
+    """Return whether most carbons that are not bonded to hydrogen need some by their bond lengths and angles.
 
     Such a carbon has one bond that is longer than a triple bond, or two at an angle of which one is longer than a
     double bond, or three single bonds to one side, unless all atoms are carbon, as in cages. Carbons bonded to other
@@ -920,7 +920,7 @@ _PAIRS = 2**18  # of a carbon and an atom, up to which all distances are compute
 
 
 def _bonds_of(atoms: Atoms, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bonds of the chosen atoms, by covalent radii: these atoms [E], the others [E], the vectors [E, 3] in Å."""
+    """Return bonds of the chosen atoms, by covalent radii: these atoms [E], the others [E], the vectors [E, 3] in Å."""
     from ase.data import covalent_radii
 
     radii = 1.25 * covalent_radii[atoms.numbers]

@@ -117,7 +117,7 @@ class Determined:
         self.warn_of(counts, elements, atom_filter, stacklevel=5)
 
     def warn_of(self, counts: NDArray, elements: NDArray, atom_filter: int = -1, stacklevel: int = 2) -> None:
-        """The same for compositions.
+        """Warn of other compositions, as `warn`.
 
         Args:
             counts: [B, K] atoms of each element; changed.

@@ -110,7 +110,7 @@ class Graph:
         return with_ghosts(rows, self.exchange)
 
     def element_rows(self, rows: Tensor, of_elements: Callable[[Tensor], Tensor]) -> Tensor:
-        """As `senders`, for rows that are a function of the atomic numbers, which need no exchange."""
+        """Return rows as `senders`, of a function of the atomic numbers, which needs no exchange."""
         return rows if self.ghost_z is None else torch.cat([rows, of_elements(self.ghost_z)])
 
 
@@ -234,7 +234,7 @@ class PropertyHead(_Readout):
 
     @builtins.property  # its name means something else here
     def output(self) -> Output:
-        """Declaration of the property. The Potential refuses values of another shape."""
+        """Return the declaration of the property. The Potential refuses values of another shape."""
         return Output(self.property, self.per, self.shape, self.unit)
 
     @abstractmethod

@@ -516,7 +516,7 @@ class Potential(nn.Module):
                 part.check(system)  # type: ignore[operator, union-attr]
 
     def check_charge_and_spin(self, system: System, charge: bool = True) -> None:
-        """What `check` says about these.
+        """Raise what `check` raises for charge and spin.
 
         Args:
             system: B structures.

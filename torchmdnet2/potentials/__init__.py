@@ -37,7 +37,7 @@ class NamedModel:
 
 
 def named_models() -> dict[str, NamedModel]:
-    """All potentials that have a name, by name; those of this package hide others of the same name.
+    """Return all potentials that have a name, by name; those of this package hide others of the same name.
 
     Raises:
         UnknownModel: two other packages bring the same name.
@@ -46,7 +46,7 @@ def named_models() -> dict[str, NamedModel]:
 
 
 def find_model(model: str | os.PathLike) -> Path:
-    """The model file that a name or a path means. A name comes before a file of the same name: write ./NAME for that.
+    """Return the model file of a name or path. A name comes before a file of the same name: write ./NAME for that.
 
     Args:
         model: name of a potential, as text, or path of a .tmn file, which need not exist.
@@ -78,7 +78,7 @@ def find_model(model: str | os.PathLike) -> Path:
 
 
 def is_name(model: str | os.PathLike) -> bool:
-    """Whether `find_model` takes it for the name of a potential, and not for a path."""
+    """Return whether `find_model` takes it for the name of a potential, and not for a path."""
     return isinstance(model, str) and _may_be_name(model) and model in named_models()
 
 
@@ -105,7 +105,7 @@ def _installed() -> dict[str, NamedModel]:
 
 
 def _file(package: str, name: str) -> Path:
-    """The file NAME.tmn of a package; where it should be, when the package or the file is not there."""
+    """Return the file NAME.tmn of a package, or where it should be if the package or the file is missing."""
     from importlib.util import find_spec
 
     try:

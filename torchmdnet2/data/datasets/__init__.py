@@ -92,7 +92,8 @@ def open_published(
 
 
 def _writable(folder: Path) -> bool:
-    """True if the folder can be written; its mode must allow it too, which os.access ignores for the superuser."""
+    """Return True if the folder can be written; its mode must allow it too, which os.access ignores for the
+    superuser."""
     while not folder.exists():
         folder = folder.parent
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
