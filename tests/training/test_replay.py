@@ -67,6 +67,7 @@ def test_labels_are_those_of_the_model_as_it_starts(raw, general):
     train = setup.frames["train"]
     assert len(train) == 20 + 20 and len(setup.frames["validation"]) == 6
     assert setup.statistics["train"].num_frames == 40 and setup.statistics["train"].labelled["charges"] == 20
+    assert setup.labelled == {"energy": 40, "forces": 40, "charges": 20}
     assert any(note.startswith("replay: 20 structures") for note in setup.notes)
     assert str(general) in setup.digests
     sample = train.batch(range(20, 40)).sample

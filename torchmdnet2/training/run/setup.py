@@ -82,6 +82,12 @@ class Setup:
     asked: list[str]
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def labelled(self) -> dict[str, int]:
+        """Label -> number of training frames that have it, replay included."""
+        found = self.statistics["train"].labelled
+        return {name: count for name, count in found.items() if name not in FRAME_LABELS}
+
 
 def make_setup(config: Config) -> Setup:
     """Open and divide the data, do the fits before the training, and build the potential.

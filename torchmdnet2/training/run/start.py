@@ -118,7 +118,6 @@ def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
 
 def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
     """Log data, model and settings at the start."""
-    facts = setup.facts
     parameters = sum(p.numel() for p in trainer.parameters)
     counts = ", ".join(f"{len(setup.frames[name])} {name}" for name in SUBSETS if name in setup.frames)
     total = len(setup.frames["train"])
@@ -126,7 +125,7 @@ def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
     log.say(f"frames: {counts}")
     if setup.config.data.citation != "not stated":
         log.say(f"please cite the data: {setup.config.data.citation}")
-    for name, labelled in facts["labelled"].items():
+    for name, labelled in setup.labelled.items():
         if labelled < total:
             log.say(
                 f"note: {total - labelled} of {total} training frames have no {property_of(name)}; they are left out "
@@ -167,7 +166,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
         introduce(setup, trainer, log)
         facts = setup.facts
         total = len(setup.frames["train"])
-        counts = [f"{property_of(name)} in {count} of {total}" for name, count in facts["labelled"].items()]
+        counts = [f"{property_of(name)} in {count} of {total}" for name, count in setup.labelled.items()]
         log.say(f"labels of training frames: {', '.join(counts)}")
         for prior in setup.potential.config["priors"]:
             if prior["name"] == "atomref" and prior["energies"]:

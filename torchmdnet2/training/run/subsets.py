@@ -21,7 +21,7 @@ from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
 from ...registry import did_you_mean
 from ...system import System
-from ..config.sections import FRAME_LABELS, LOSS_WEIGHT, DataConfig, KeysConfig, SourceConfig
+from ..config.sections import LOSS_WEIGHT, DataConfig, KeysConfig, SourceConfig
 from ..steps.batches import Frames, in_order
 
 __all__ = [
@@ -257,14 +257,13 @@ def periodic_heights(system: System) -> Tensor:
 
 
 def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
-    """Return elements, charges, labels, compositions and sizes of the training frames, from their statistics."""
+    """Return elements, charges, compositions and sizes of the training frames, from their statistics."""
     known = np.flatnonzero(~np.isnan(found.energies))
     return {
         "elements": found.elements,
         "charges": found.charges,
         "spins": found.spins,
         "odd_electrons": found.odd_electrons,
-        "labelled": {name: n for name, n in found.labelled.items() if name not in FRAME_LABELS},
         "forces_rms": Usual(found).force_rms,  # single wrong labels must not decide the scale of the network
         "atoms": found.sizes.tolist(),
         "edges": frames.edges.tolist(),
