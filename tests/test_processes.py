@@ -160,6 +160,25 @@ def test_what_waits_is_not_computed_after_an_error(pool):
     assert futures[-1].cancelled() and futures[-2].cancelled()
 
 
+def _threads(device):
+    return lambda _: torch.get_num_threads()
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:1"], ["cpu", "cpu"]])
+def test_a_worker_of_a_device_has_one_core(devices):
+    """With all cores for each of two GPUs, both together were slower than one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with devices_pool(_threads, devices) as pool:
+            assert [pool.submit(None).result() for _ in range(4)] == [1] * 4
+        assert torch.get_num_threads() == 3
+        with devices_pool(_threads, ["cpu"]) as pool:  # the kernels of a CPU have the threads of the program
+            assert pool.submit(None).result() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_two_runs_on_one_worker_of_a_cluster_keep_their_models():
     begun = []
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -208,7 +208,8 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     """Yield the pool of this host's devices."""
     if len(devices) == 1:
-        with _ended(ThreadPoolExecutor(1)) as thread:
+        threads = nullcontext() if devices[0] == "cpu" else _one_core()
+        with threads as begin, _ended(ThreadPoolExecutor(1, initializer=begin)) as thread:
             work = thread.submit(setup, devices[0])  # kept here: other runs of this process have threads too
             yield Pool(lambda block: thread.submit(lambda: work.result()(block)), lambda: 1)
         return
@@ -221,6 +222,22 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
     with _ended(executor), _in_words(queue.empty):
         yield Pool(lambda block: executor.submit(_run, block), lambda: len(devices))
+
+
+@contextmanager
+def _one_core() -> Iterator[Callable[[], None]]:
+    """Yield a function that gives the calling thread one core.
+
+    What the host computes for a GPU is small. More threads wait for each other, and keep cores from the processes that
+    prepare structures.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        yield partial(torch.set_num_threads, 1)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -259,12 +276,8 @@ def _begin(setup: Setup, device: str) -> None:
 
 
 def _begin_process(setup: Setup, queue: Any) -> None:
-    device = queue.get()
-    if device == "cpu":
-        _begin_helper()
-    else:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-    _begin(setup, device)
+    _begin_helper()
+    _begin(setup, queue.get())
 
 
 def _begin_helper(begun: Event | None = None) -> None:
