@@ -161,22 +161,17 @@ def test_what_waits_is_not_computed_after_an_error(pool):
 
 
 def _threads(device):
-    return lambda _: torch.get_num_threads()
+    return lambda _: (torch.get_num_threads(), [os.environ.get(name) for name in pipeline._THREADS])
 
 
-@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:1"], ["cpu", "cpu"]])
-def test_a_worker_of_a_device_has_one_core(devices):
-    """With all cores for each of two GPUs, both together were slower than one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with devices_pool(_threads, devices) as pool:
-            assert [pool.submit(None).result() for _ in range(4)] == [1] * 4
-        assert torch.get_num_threads() == 3
-        with devices_pool(_threads, ["cpu"]) as pool:  # the kernels of a CPU have the threads of the program
-            assert pool.submit(None).result() == 3
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_process_of_a_device_has_one_core(monkeypatch, device):
+    """With all cores for the libraries of each process, two GPUs together were slower than one."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    with devices_pool(_threads, [f"{device}:0", f"{device}:1"]) as pool:
+        assert [pool.submit(None).result() for _ in range(4)] == [(1, ["1"] * 3)] * 4
+    assert os.environ["OMP_NUM_THREADS"] == "3" and "OPENBLAS_NUM_THREADS" not in os.environ
 
 
 def test_two_runs_on_one_worker_of_a_cluster_keep_their_models():

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "Journal", "Pool", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order", "may_have_children",
 ]  # fmt: skip
 
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
 _AHEAD = 2  # number of blocks that wait for each device
 _Item = TypeVar("_Item")
 _Executor = TypeVar("_Executor", bound=Executor)
@@ -149,12 +150,18 @@ def _context() -> Any:
         context = multiprocessing.get_context("forkserver")
         before = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])
         context.set_forkserver_preload([f"{__package__}.run"])  # for the whole program, until the server runs
+        threads = {name: os.environ.get(name) for name in _THREADS}
+        os.environ.update(dict.fromkeys(_THREADS, "1"))  # each process has one core, also for the libraries of NumPy
         try:
             with suppress(OSError):  # the path of the folder for temporary files is too long for a socket
                 forkserver.ensure_running()
                 return context
         finally:
             context.set_forkserver_preload(before)
+            for name, number in threads.items():
+                os.environ.pop(name)
+                if number is not None:
+                    os.environ[name] = number
     return multiprocessing.get_context("spawn")
 
 
@@ -208,8 +215,7 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     """Yield the pool of this host's devices."""
     if len(devices) == 1:
-        threads = nullcontext() if devices[0] == "cpu" else _one_core()
-        with threads as begin, _ended(ThreadPoolExecutor(1, initializer=begin)) as thread:
+        with _ended(ThreadPoolExecutor(1)) as thread:
             work = thread.submit(setup, devices[0])  # kept here: other runs of this process have threads too
             yield Pool(lambda block: thread.submit(lambda: work.result()(block)), lambda: 1)
         return
@@ -222,22 +228,6 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
     executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
     with _ended(executor), _in_words(queue.empty):
         yield Pool(lambda block: executor.submit(_run, block), lambda: len(devices))
-
-
-@contextmanager
-def _one_core() -> Iterator[Callable[[], None]]:
-    """Yield a function that gives the calling thread one core.
-
-    What the host computes for a GPU is small. More threads wait for each other, and keep cores from the processes that
-    prepare structures.
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    try:
-        yield partial(torch.set_num_threads, 1)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextmanager
