@@ -264,7 +264,7 @@ SIGNS = {
     "shifted": "eV above those of the others",
     "turned": "turn the molecule",
     "net force": "forces do not cancel",
-    "noise": "in no relation",
+    "noise": "not correlated",
     "no shear": "off-diagonal stress components are exactly 0",
     "constant": "the same stress is in",
     "sign": "wrong sign",

@@ -71,7 +71,7 @@ def test_values_and_files(tmp_path, potential, capsys):
 def test_stops_in_time(potential, tmp_path):
     save(potential, tmp_path / "m.tmn")
     seen = []
-    found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 1), seconds=0.0, tell=seen.append)
+    found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 1), seconds=0.0, report=seen.append)
     assert [t.atoms for t in found.timings] == [3] == [t.atoms for t in seen]
     assert found.stopped == "24 atoms would take longer than 0 s"
 

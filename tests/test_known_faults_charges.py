@@ -99,7 +99,7 @@ def test_untrained_charge_on_purpose():
 def test_odd_numbers_of_electrons_are_refused_by_models_of_closed_shells(tmp_path):
     """A forgotten charge or H atom: by the potential, its steps, ASE and OpenMM, and in a batch; also from a file."""
     potential = tiny_potential(total_charges=[0, 1], closed_shell=True)
-    words = r"an odd number of electrons, 25 with the total charge 1, .* closed shells only: look at the charge and"
+    words = r"an odd number of electrons, 25 with the total charge 1, .* closed shells only: check the charge and"
     for call in (potential, Evaluator(potential), Evaluator(potential).bind):
         with pytest.raises(UntrainedCharge, match="system 0 has " + words):
             call(ion())

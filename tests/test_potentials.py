@@ -184,7 +184,7 @@ def test_plug_ins(shipped, tmp_path, monkeypatch, capsys):
 
 def test_two_packages_with_one_name(shipped, tmp_path, monkeypatch):
     plug_in(monkeypatch, tmp_path, {"brings_one": "ethanol", "brings_another": "ethanol"}, "m.tmn")
-    with pytest.raises(UnknownModel, match="brings_another and brings_one both bring"):
+    with pytest.raises(UnknownModel, match="brings_another and brings_one both provide"):
         load("ethanol")
     assert load("water").elements == [1, 8]
 

@@ -172,7 +172,7 @@ def test_what_cannot_be_used_is_named():
         assert charge_and_spin(oxalate(ion_charge=-2)) == (None, None)
     with pytest.warns(StructureWarning, match="begins with '-2 1', which is not read"):
         charge_and_spin(oxalate(**{"-2": True, "1": True}))
-    with pytest.warns(StructureWarning, match=r"info\['formal_charge'\] is not read, for it has 2 values"):
+    with pytest.warns(StructureWarning, match=r"info\['formal_charge'\] is not read, since it has 2 values"):
         charge_and_spin(oxalate(formal_charge=np.array([0, 1])))
     assert charge_and_spin(oxalate(formal_charge=np.array([0, 0, 0, -1, 0, -1]))) == (-2, None)
     assert charge_and_spin(oxalate(total_charge=None, multiplicity=None)) == (None, None)
@@ -184,11 +184,11 @@ def test_what_cannot_be_used_is_named():
         ("1 1", "begins with '1 1', which is not read"),
         ("-1 2 energy=-3.5", "begins with '-1 2', which is not read"),
         ("-1, 2", "begins with '-1 2', which is not read"),
-        ('formal_charge="0 1"', "'formal_charge' is not read, for it has 2 values: write charge"),
+        ('formal_charge="0 1"', "'formal_charge' is not read, since it has 2 values: write charge"),
         ("coordinates in bohr", "'bohr' in a title or comment line is not read: .* write it as in pos_unit=bohr"),
         ("positions (a.u.)", r"'positions \(a.u.' .* is not read: .* write it as in pos_unit=bohr"),
         ('title="all lengths in nanometers" energy=-3.5', "write it as in pos_unit=nm"),
-        ("UHF=0.5", "'UHF' is not read: it is no number of unpaired electrons"),
+        ("UHF=0.5", "'UHF' is not read: it is not a number of unpaired electrons"),
         ("oxalate 2-", "2-' .* if it states a total charge"),
         ('name="oxalate(2-)"', r"\(2-\)' .* if it states a total charge"),
         ("a dianion of oxalic acid", "dianion' .* if it states a total charge"),
@@ -310,7 +310,7 @@ def test_a_count_of_unpaired_electrons_and_words_for_the_multiplicity(tmp_path):
     assert charge_and_spin(oxalate(uhf=2))[1] == 3
     assert charge_and_spin(oxalate(uhf=True))[1] is None
     assert charge_and_spin(oxalate(spin="Triplet"))[1] == 3
-    with pytest.warns(StructureWarning, match="no number of unpaired electrons"):
+    with pytest.warns(StructureWarning, match="not a number of unpaired electrons"):
         assert charge_and_spin(oxalate(UHF=-76.1))[1] is None
     (tmp_path / "a.xyz").write_text("1\nunpaired=1 charge=-1\nO 0 0 0\n")
     for keys in ({}, {"spin": "unpaired"}):

@@ -114,7 +114,7 @@ def time_steps(
     device: str = "cpu",
     sides: Sequence[int] = SIDES,
     seconds: float = 60.0,
-    tell: Callable[[Timing], None] = lambda timing: None,
+    report: Callable[[Timing], None] = lambda timing: None,
     level: str | None = None,
 ) -> Benchmark:
     """Time boxes of water, the smallest first, or droplets if the model sums over all pairs.
@@ -125,7 +125,7 @@ def time_steps(
         sides: molecules along each side of the boxes.
         seconds: time for the boxes after the first one, which also compiles kernels. A box that is expected to take
             longer is left out.
-        tell: is called with each result.
+        report: function that is called with each result.
         level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
@@ -154,7 +154,7 @@ def time_steps(
             stopped = f"{atoms:,d} atoms do not fit into the memory of the GPU"
             break
         path = evaluator.report()
-        tell(timings[-1])
+        report(timings[-1])
     names = surroundings()
     where = names["devices"].get("cuda:0" if device == "cuda" else device, device)
     return Benchmark(model or "standard", where, path, periodic, timings, stopped, names)

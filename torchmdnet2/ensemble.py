@@ -92,8 +92,8 @@ class EnsembleResult(Result):
 
     Attributes:
         energy_std: [B] eV.
-        forces_std: [N, 3] eV/Å; None when forces were not asked for.
-        stress_std: [B, 3, 3] eV/Å³; None when the stress was not asked for.
+        forces_std: [N, 3] eV/Å; None if forces were not requested.
+        stress_std: [B, 3, 3] eV/Å³; None if the stress was not requested.
         atom_energies_std: [N] eV.
         charges_std: [N] e; None if a member has none.
         properties_std: of the properties that all members predict.

@@ -192,7 +192,7 @@ class System:
 
         Statements are entries of `atoms.info` ("charge", "total_charge", …; "spin", "multiplicity", …), and sums of the
         initial charges and, of molecules, of the initial magnetic moments (see `stated.statements`). A cell of
-        1 × 1 × 1 Å, which PDB files have where there is none, is refused.
+        1 × 1 × 1 Å, which PDB files have if there is no cell, is refused.
 
         Args:
             atoms: one ase.Atoms or a sequence of them; they are not changed.

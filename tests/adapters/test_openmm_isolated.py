@@ -322,7 +322,7 @@ def test_charges_of_the_force_field_that_sum_to_no_whole_number(charged_file, so
         nonbonded.setParticleParameters(k, total / 7, *others)
     solvated = topology, positions, system
     if abs(total + 1) > 0.025:
-        with pytest.raises(BadData, match=rf"sum to {total:g} e over the atoms .* no whole number: .* charge="):
+        with pytest.raises(BadData, match=rf"sum to {total:g} e over the atoms .* not a whole number: .* charge="):
             mixed(charged_file, solvated)
         mixed(charged_file, solvated, charge=-1)
         return

@@ -104,11 +104,11 @@ def test_missing_or_constant_labels_say_nothing():
 def test_labels_that_do_not_correlate():
     """Of a few frames they say nothing; of many, that energies or forces are noise."""
     assert Agreement(-40.0, -0.2).fault is None and Agreement(0.01, 0.3).fault is None
-    assert "in no relation" in Agreement(0.01, 0.3, pairs=20).fault
+    assert "not correlated" in Agreement(0.01, 0.3, pairs=20).fault
     noisy = harmonic(60)
     for sample, error in zip(noisy, np.random.default_rng(3).normal(0, 0.5, 60), strict=True):
         sample.labels["energy"] += error
-    assert "and in no relation: are all of one method" in found(noisy).fault
+    assert "and not correlated: are all of one method" in found(noisy).fault
 
 
 def test_small_factors_are_told_from_near_frames_alone():

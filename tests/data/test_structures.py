@@ -1048,5 +1048,5 @@ def test_charges_of_a_molfile_written_by_hand(tmp_path, line):
     (tmp_path / "a.sdf").write_text(f"{head}{line}\nM  END\n$$$$\n")
     assert read_structures(tmp_path / "a.sdf")[0].info["charge"] == -1
     (tmp_path / "a.sdf").write_text(f"{head}M  END\n{line}\n$$$$\n")
-    with pytest.raises(BadData, match="stands behind the line 'M  END', where it has no effect"):
+    with pytest.raises(BadData, match="stands after the line 'M  END', where it has no effect"):
         read_structures(tmp_path / "a.sdf")

@@ -376,7 +376,7 @@ def test_graphs_false_without_kernels():
     evaluator, system = Evaluator(other, graphs=False), random_atoms(20)
     assert evaluator(system).forces.shape == (20, 3)
     report = evaluator.report()
-    assert "reference path" in report and "aggregation 'add' only" in report and "graphs=False was asked for" in report
+    assert "reference path" in report and "aggregation 'add' only" in report and "graphs=False was requested" in report
     bound = evaluator.bind(system)
     bound.replay()
     assert bound.check()

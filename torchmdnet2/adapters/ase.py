@@ -71,18 +71,20 @@ class NoStress(PropertyNotImplementedError, ValueError):
 class TorchMDNet2Calculator(Calculator):
     """ASE calculator: energy (eV), forces (eV/Å), stress (eV/Å³, Voigt xx yy zz yz xz xy, tensile positive).
 
-    Also `free_energy` (= energy), `energies` [N] (eV, their sum is the energy) and, where the model has them,
-    `charges` [N] (e) and `dipole` (e·Å). Models with charges and without a dipole give that of their charges, about the
-    centre of mass; of structures that are not periodic. Total charge and spin multiplicity are what the structure
-    states (`atoms.info["charge"]`, `["spin"]` and other names of these, the sum of the initial charges, that of the
-    initial magnetic moments of a molecule: see `System.from_ase`), then those of the constructor, then 0. Statements
-    that differ are an error, also from what the constructor was given. A result is kept until one of the two or the
-    structure changes.
-    The stress is computed only on request. Any cell and any combination of periodic directions will do. The
+    It also gives `free_energy` (= energy), `energies` [N] (eV, their sum is the energy) and, if the model has them,
+    `charges` [N] (e) and `dipole` (e·Å). If a model has charges but no dipole, molecules get the dipole of the charges
+    about the centre of mass.
+
+    Total charge and spin multiplicity are those that the structure states (`atoms.info["charge"]`, `["spin"]` and other
+    names, the sums of initial charges and of initial magnetic moments: see `System.from_ase`), else those given here,
+    else 0. Values that differ are an error. A result is kept until the structure, its charge or its multiplicity
+    changes.
+
+    The stress is computed only on request. Any cell and any combination of periodic directions is allowed. The
     user's Atoms and torch's global settings are never changed; one calculator may be used from several threads.
 
     A calibrated model (`torchmdnet2 calibrate`) also gives `novelty` [N]; an atom above 1 is unlike those of the
-    training. It is computed on request, at the first calculation of a composition and at every 1000th from there. A
+    training. It is computed on request, at the first calculation of a composition, and at every 1000th after that. A
     warning names atoms above 1, once for each element.
 
     A pickle holds the path and checksum of the model file, not the weights; of a model in memory, the content that

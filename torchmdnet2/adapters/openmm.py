@@ -148,7 +148,7 @@ def create_force(
         level: level of theory, for a model that was trained on several; None takes its default.
 
     A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does. It checks
-    the first evaluation and every 1000th from there.
+    the first evaluation and every 1000th after that.
 
     Returns:
         openmm.PythonForce; energies in kJ/mol, forces in kJ/mol/nm.

@@ -183,8 +183,8 @@ class TorchMDNet2Impl(MLPotentialImpl):
         expected = None if total is None or abs(total - round(total)) > _ROUNDING else round(total)
         if total is not None and expected is None and given is None and formal is None:
             raise BadData(
-                f"the charges of the force field sum to {total:.4g} e over the atoms of the model, which is no whole "
-                "number: give their total charge, as in charge=0"
+                f"the charges of the force field sum to {total:.4g} e over the atoms of the model, which is not a "
+                "whole number: give their total charge, as in charge=0"
             )
         if total is not None and expected is not None and given is None:
             if abs(total - expected) > ROUNDING:

@@ -58,14 +58,14 @@ def _bench(options: argparse.Namespace) -> None:
 
     heads = ["    atoms    ms/step    lowest   highest     ns/day"]
 
-    def tell(timing: Timing) -> None:
+    def show(timing: Timing) -> None:
         while heads:  # printed before the first row, so that no heads stand above an error
             console.print(heads.pop(), highlight=False)
         memory = "" if timing.memory_GB is None else f"{timing.memory_GB:8.2f} GB"
         row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}{timing.ns_per_day:11.3g}"
         console.print(row + memory, highlight=False, soft_wrap=True)
 
-    found = time_steps(options.model, sides=options.sides, seconds=options.seconds, tell=tell, **settings)
+    found = time_steps(options.model, sides=options.sides, seconds=options.seconds, report=show, **settings)
     lines = [f"{found.model} on {found.device}", f"path: {found.path.splitlines()[0] if found.path else ''}"]
     if not found.periodic:
         lines.append("droplets were timed, not periodic boxes: the Coulomb energy of the model is a sum over all pairs")

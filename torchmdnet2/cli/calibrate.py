@@ -30,7 +30,7 @@ def add(command: Command) -> None:
     fit.add_argument("--format", help="format of these files, as data.format (default: auto, by their names)")
     fit.add_argument("--split", metavar="FILE", help="splits.json of the training: both are chosen from --train")
     fit.add_argument("--rate", type=float, help=f"accepted false alarms per structure (default: {_RATE})")
-    fit.add_argument("--frames", type=int, default=20000, help="most frames of each kind (default: 20000)")
+    fit.add_argument("--frames", type=int, default=20000, help="largest number of frames of each kind (default: 20000)")
     fit.add_argument(
         "--test", nargs=2, metavar=("KNOWN", "UNKNOWN"),
         help="print the shares of structures with a score above 1 in two files: false alarms, and recall",

@@ -39,7 +39,7 @@ def add(command: Command) -> None:
     )
     md.add_argument("--smiles", help="start from this molecule instead of a file (needs the extra 'smiles')")
     length = md.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int, help="number of steps in all")
+    length.add_argument("--steps", type=int, help="total number of steps")
     length.add_argument("--time", type=float, help="length in ps (default: 1)")
     md.add_argument("--timestep", type=float, help="fs (default: 0.5, with --inner 0.5 times the inner steps)")
     md.add_argument("--temperature", type=float, help="K (default: the start's velocities, else 300 K)")

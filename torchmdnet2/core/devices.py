@@ -117,13 +117,13 @@ def refuse_forked_gpu(device: torch.device) -> None:
     """Raise RuntimeError for a GPU in a process that was forked off one that had used it."""
     if device.type == "cuda" and torch.cuda._is_in_bad_fork():
         raise RuntimeError(
-            "this process was forked off one that had used the GPU, which does not work in it: start processes by "
-            "'spawn' (multiprocessing.get_context('spawn')), or use the potential on the CPU"
+            "this process was forked off one that had used the GPU, and a GPU cannot be used after a fork: start "
+            "processes by 'spawn' (multiprocessing.get_context('spawn')), or use the potential on the CPU"
         )
 
 
 class ProcessLock:
-    """A lock that a thread may take several times. A forked process has another one: threads that may have held that of
+    """A lock that a thread may take several times. A forked process gets a new one, since threads that held the lock of
     its parent do not exist in it."""
 
     def __init__(self) -> None:

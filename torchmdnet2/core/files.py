@@ -1,4 +1,4 @@
-"""Files that are never torn and never lost: written aside, flushed to disk, then renamed; inputs are not written to."""
+"""Write files so that none is torn or lost: written aside, flushed to disk, then renamed; inputs are never written."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def require_plain(path: str | os.PathLike) -> None:
         raise BadData(f"{path}: its content is not compressed, though its name ends in {suffix}: remove this ending")
     wide = head.startswith(_WIDE) or re.match(rb"[\x09-\x7f]\0[\x09-\x7f]\0", head)
     if wide and not packed:
-        raise BadData(f"{path}: its text is in UTF-16: save it as UTF-8, as by iconv -f UTF-16 -t UTF-8")
+        raise BadData(f"{path}: its text is in UTF-16: save it as UTF-8, for example by iconv -f UTF-16 -t UTF-8")
 
 
 def old_name(path: Path) -> Path:
@@ -211,7 +211,7 @@ def _locked(lock: Path, path: Path) -> BinaryIO:
 
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-"""What a file system says that has no locks."""
+"""Errors of file systems without locks."""
 
 
 def try_lock(handle: int, path: Path) -> None:
@@ -266,7 +266,7 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def spare_inputs(written: Iterable[Path], read: Iterable[Path], remedy: str) -> None:
-    """Refuse to write where something is read: every command that writes files asks before it computes anything.
+    """Refuse output files that are also inputs. Every command that writes files calls this before it computes.
 
     Args:
         written: files that will be written; those that are there are kept by `keep_old`, which replaces a file too.

@@ -1,8 +1,8 @@
-"""What a structure states beside its atoms: total charge, spin multiplicity, units, and whether its cell is one.
+"""Read what a structure states besides its atoms: total charge, spin multiplicity, units, and whether it has a cell.
 
-Every way into the package reads these here: files, `ase.Atoms`, data sets, OpenMM, torch-sim. What is stated is used,
-two statements that differ are an error that names both, and what looks like a statement and cannot be used is a
-`StructureWarning`.
+All inputs of the package use this module: files, `ase.Atoms`, data sets, OpenMM, torch-sim. A statement is used. Two
+statements that differ are an error, which names both. An entry that looks like a statement and cannot be used gives a
+`StructureWarning`, whose text is called a doubt here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import BadData, StructureWarning
 from ..units import factor
 
 __all__ = [
-    "LARGEST", "MULTIPLICITIES", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "Told", "agreed",
+    "LARGEST", "MULTIPLICITIES", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "WarnedInfo", "agreed",
     "can_count", "cell_of", "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_cell",
     "may_be_charges", "no_cell", "of_atoms", "of_charges", "of_first_frame", "require_angstrom", "require_atoms",
     "stated_units", "statements", "unit_in_name", "warn_of_name", "warn_of_sums", "warn_of_text", "whole_number",
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-4
-"""How far a total charge or multiplicity may be from the whole number that it means: 0.1 + 0.2 − 0.3, or float32."""
+"""Largest distance of a total charge or multiplicity from a whole number, such as that of 0.1 + 0.2 − 0.3 from 0."""
 
 LARGEST = 10_000
-"""Charges and multiplicities beyond are none."""
+"""Larger numbers are not total charges or multiplicities."""
 
 _ROUNDING_OF_SUMS = 1e-2  # partial charges are written with three or four digits
 
@@ -70,13 +70,13 @@ _LOOKS_LIKE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Names whose meaning is a charge or a spin, as far as one can see."""
+"""Names that look like those of a charge or a spin."""
 
 _OF_ANOTHER_KIND = re.compile(
     "nuclear|core|partial|point|valence|density|densities|transfer|discharge|supercharge|"  # other charges
     "note|model|method|scheme|cut|tol|iter|weight|error|mae|rms"  # about charges
 )
-"""Parts of names that look like a charge or a spin and are none."""
+"""Parts of names that look like those of a charge or a spin and mean something else."""
 
 _MOMENTS = frozenset(
     "magmoms magmom magnetic_moments spins spin atomic_spins spin_densities spin_populations mulliken_spin "
@@ -166,9 +166,9 @@ def _plain(name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def kind_of(name: str) -> str:
-    """What an entry of this name states: "charge", "spin", "unpaired", "unit", "unit:QUANTITY", "like", or "".
+    """Return what an entry of this name states: "charge", "spin", "unpaired", "unit", "unit:QUANTITY", "like", or "".
 
-    "like": it looks like a charge or a spin, and its meaning is not known.
+    "like" means that the name looks like that of a charge or a spin, but its meaning is not known.
     """
     plain = _plain(name)
     for kind, names in (("charge", _CHARGE), ("spin", _SPIN), ("unpaired", _UNPAIRED)):
@@ -230,23 +230,23 @@ def statements(
     known: Collection[str] = (),
     numbers: np.ndarray | None = None,
     where: str = "",
-    told: set[str] | None = None,
+    warned: set[str] | None = None,
 ) -> dict[str, list[Statement]]:
     """Return what a structure states about its total charge and multiplicity.
 
     Args:
         info: entries of the structure, as `Atoms.info`.
-        arrays: entries of its atoms, [N] each: those of `SUMMED` state the total charge by their sum,
-            `initial_magmoms` the multiplicity, of a molecule. Others that look so are named in a warning.
-        periodic: of a crystal, magnetic moments are a guess for a self-consistent field, not a spin state.
-        name: what an entry of `info` is called in messages.
-        known: "charge" or "spin" where something else gives it: then nothing is missing that would need a warning.
-        numbers: [N] atomic numbers; numbers of electrons and formulas that show a charge are then named in a warning.
+        arrays: entries of its atoms, [N] each. The sums of those in `SUMMED` state the total charge. In a
+            molecule, the sum of `initial_magmoms` states the multiplicity. Warnings name entries that look alike.
+        periodic: True for a crystal, whose magnetic moments are a start of the calculation and not a spin state.
+        name: form of the name of an entry of `info` in messages.
+        known: "charge" or "spin", if the user or another source gives it, so that no warning is needed.
+        numbers: [N] atomic numbers; a warning then names numbers of electrons and formulas that show a charge.
         where: the file, for warnings, as "a.xyz: ".
-        told: doubts about these entries of which a reader has told: there is no warning of them; others are added.
+        warned: doubts of which the user has been warned; further ones are added.
 
     Returns:
-        Under "charge" and "spin" all statements; none where nothing is stated.
+        All statements, under "charge" and "spin"; empty lists if there are none.
 
     Raises:
         BadData: an entry of a known name is not a whole number.
@@ -261,12 +261,12 @@ def statements(
                 continue
             if plain not in ("charge", "spin") and _size(value) > 1:
                 doubts.append(
-                    f"{name.format(key)} is not read, for it has {_size(value)} values: write charge=… and spin=…"
+                    f"{name.format(key)} is not read, since it has {_size(value)} values: write charge=… and spin=…"
                 )
                 continue
             if kind == "unpaired" and not can_count(value):
                 if not is_flag(value):
-                    doubts.append(f"{name.format(key)} is not read: it is no number of unpaired electrons")
+                    doubts.append(f"{name.format(key)} is not read: it is not a number of unpaired electrons")
                 continue
             if kind == "spin" and isinstance(value, str):
                 value = MULTIPLICITIES.get(value.strip().lower(), value)
@@ -311,7 +311,7 @@ def statements(
                     f"'{key}' of the atoms sum to {total:g}, and no multiplicity is stated: if they are spins, write "
                     f"spin={abs(total) + 1:g}"
                 )
-    _warn(doubts, where, told)
+    _warn(doubts, where, warned)
     return found
 
 
@@ -331,7 +331,7 @@ def _of_nested(entries: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _of_symbols(info: Mapping[str, Any], known: Collection[str], name: str) -> Iterator[str]:
-    """Yield doubts about z=-2, which is no number of formula units, and a spin S=1."""
+    """Yield doubts about z=-2, which cannot be a number of formula units, and about a spin S=1."""
     for key, value in info.items():
         number = float(value) if isinstance(value, int | float | np.number) and not is_flag(value) else 0.0
         if key in ("z", "Z") and "charge" not in known and number.is_integer() and -_MOST <= number < 0:
@@ -367,7 +367,7 @@ def _of_electrons(info: Mapping[str, Any], protons: int, known: Collection[str],
 
 
 def _of_name(key: str, values: Any, name: str) -> Iterator[str]:
-    """Yield a doubt about an entry of the kind "like", as `warn_of_name`."""
+    """Yield doubts about an entry of the kind "like", as `warn_of_name`."""
     if values is None or is_flag(values) or not (isinstance(values, str) or np.any(values)):
         return
     pair = _pair_of(values)
@@ -396,7 +396,7 @@ def _pair(text: str) -> tuple[int, int] | None:
 
 
 def warn_of_name(key: str, values: Any, name: str = "'{}'") -> None:
-    """Warn of an entry of the kind "like", unless it is 0, which changes nothing, a truth value, or not whole."""
+    """Warn of an entry of the kind "like", unless it is 0, a boolean, or not a whole number."""
     _warn(_of_name(key, values, name))
 
 
@@ -415,7 +415,7 @@ def warn_of_sums(arrays: Mapping[str, Any], where: str = "", stated: float | Non
 
 
 def _of_sums(arrays: Mapping[str, Any], stated: float | None) -> Iterator[str]:
-    """Yield a doubt about charges, as `warn_of_sums`."""
+    """Yield at most one doubt about charges of atoms, as `warn_of_sums`."""
     for key, values in arrays.items():
         total = _sum_of_charges(values) if may_be_charges(key) else None
         if total is not None and total.is_integer() and total != round(stated or 0):
@@ -499,8 +499,8 @@ def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = 
     if not info and not kept:
         return confirmed((), "charge", charge), confirmed((), "spin", spin)
     require_angstrom(info)
-    told = {*info.doubts} if isinstance(info, Told) else None
-    found = statements(info, kept, bool(atoms.pbc.any()), numbers=atoms.numbers, told=told)
+    warned = {*info.doubts} if isinstance(info, WarnedInfo) else None
+    found = statements(info, kept, bool(atoms.pbc.any()), numbers=atoms.numbers, warned=warned)
     return confirmed(found["charge"], "charge", charge), confirmed(found["spin"], "spin", spin)
 
 
@@ -639,7 +639,7 @@ _FORMULA = re.compile(
     """,
     re.VERBOSE,
 )
-"""A formula with a charge. It is one of a structure if its elements are those of the structure."""
+"""A formula with a charge. It belongs to a structure with the same composition."""
 
 _CHARGED = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 
@@ -648,7 +648,7 @@ _CHARGED = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 def _ion(text: str) -> tuple[str, int]:
     """The words in which a text speaks of an ion, and the charge, of "NH4+" the sign alone; "" if it does not.
 
-    Ions of both signs are a salt.
+    A text with ions of both signs speaks of a salt and not of an ion.
     """
     found = [*_ION.finditer(text)]
     if len({bool(_NEGATIVE.search(one[0])) for one in found}) != 1:  # none, or a salt
@@ -667,7 +667,8 @@ _NEGATIVE = re.compile(r"[-⁻]|anion", re.I)
 def _formulas(text: str, key: str) -> list[tuple[dict[str, int], int, str]]:
     """Return the formulas with a charge in a text: number of atoms of each element, charge, words.
 
-    "H2O-2" is the second water in most places: it counts as the value of a formula and as a whole comment line only.
+    "H2O-2" mostly names the second water. It counts only as the value of an entry for formulas, or as a whole comment
+    line.
     """
     found = []
     for match in _FORMULA.finditer(text):
@@ -785,17 +786,17 @@ def warn_of_text(text: str, known: Collection[str], numbers: np.ndarray, where: 
     """Warn of a charge or a multiplicity in free text, as a title.
 
     Args:
-        text: any.
-        known: "charge" or "spin" where it is stated elsewhere.
+        text: the text.
+        known: "charge" or "spin", if it is stated elsewhere.
         numbers: [N] atomic numbers of the structure, for formulas with a charge.
         where: the structure, for the message, as "a.sdf: ".
     """
     _warn(_of_text(text, known, numbers, ""), where)
 
 
-def _warn(doubts: Iterable[str], where: str = "", told: set[str] | None = None) -> bool:
-    """Warn of each doubt that is not among those of which a reader has told, and add it to them."""
-    known = set() if told is None else told
+def _warn(doubts: Iterable[str], where: str = "", warned: set[str] | None = None) -> bool:
+    """Warn of each doubt that is not in `warned`, and add it there; return whether there were any."""
+    known = set() if warned is None else warned
     new = [words for words in doubts if _NAMED.sub(r"\1", words) not in known]
     for words in new:
         warnings.warn(f"{where}{words}", StructureWarning, stacklevel=4)
@@ -806,8 +807,8 @@ def _warn(doubts: Iterable[str], where: str = "", told: set[str] | None = None) 
 _NAMED = re.compile(r"\binfo\[('.*?')\]")  # an entry of `Atoms.info`, which has its name alone in a file
 
 
-class Told(dict[str, Any]):
-    """`Atoms.info` of a structure from a file, with the doubts of which its reader has warned."""
+class WarnedInfo(dict[str, Any]):
+    """Keeps the doubts of which the reader of a file has warned, with `Atoms.info`, so that no warning is repeated."""
 
     doubts: frozenset[str] = frozenset()
 
@@ -887,7 +888,7 @@ def _plain_units(key: str, text: str) -> dict[str, StatedUnit]:
                 found.setdefault(quantity, StatedUnit(word, quantity, f"{key}={text}"))
                 break
         else:
-            _warn([f"{key}={text} is not read: '{word}' is no known unit; write energy_unit=…, pos_unit=…"])
+            _warn([f"{key}={text} is not read: the unit '{word}' is unknown; write energy_unit=…, pos_unit=…"])
     return found
 
 
@@ -966,13 +967,13 @@ def cell_of(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         BadData: there are no atoms, or the cell is the dummy of a PDB file.
-        TypeError: it is no structure.
+        TypeError: it is not a structure.
     """
     require_atoms(atoms)
     cell, pbc = atoms.cell.array.copy(), atoms.pbc.copy()
     if no_cell(cell, pbc):
         raise BadData(
-            "the structure is periodic in a cell of 1 × 1 × 1 Å, which PDB files have where there is none: for a "
+            "the structure is periodic in a cell of 1 × 1 × 1 Å, which PDB files have if there is no cell: for a "
             "molecule set atoms.pbc = False, or read the file with torchmdnet2.data.read_structures"
         )
     return cell, pbc

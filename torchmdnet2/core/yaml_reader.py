@@ -1,6 +1,6 @@
 """Reading configuration files: plain YAML data, nothing that can execute, no key given twice.
 
-Habits of YAML 1.1 that surprise people are left out: `1e-3` is a number here (YAML 1.1 wants `1.0e-3`), only `true` and
+Rules of YAML 1.1 that surprise people do not apply: `1e-3` is a number here (YAML 1.1 wants `1.0e-3`), only `true` and
 `false` are booleans (`no`, `on` and the like stay strings), and whole numbers are decimal (`010` is not 8, nor `1:30`
 90).
 """

@@ -96,7 +96,7 @@ class FrameReader(Reader):
         self._factors = label_factors({**self.default_units, **self._units}, self.path)
         self.stated, self._doubts = {}, Doubts(self.path)
         self.doubts = self._doubts
-        self._told = False  # of a placeholder of a cell
+        self._warned = False  # of a placeholder instead of a cell
         self.available, self.counts = set(), Counter()
         self.kinds: set[str] = set()
 
@@ -158,9 +158,9 @@ class FrameReader(Reader):
         self._doubts.see(entries, self.keys.get("energy"), factors.get("energy", 1.0), self.num_frames)
         cell, pbc = frame.cell * factors.get("cell", length), frame.pbc
         if no_cell(cell, pbc):
-            if not self._told:
+            if not self._warned:
                 warn_of_placeholder(f"{self.path}: ")
-            self._told = True
+            self._warned = True
             cell, pbc = np.zeros((3, 3)), np.zeros(3, dtype=bool)
         labels = {}
         for name, value in found.items():

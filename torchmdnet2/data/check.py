@@ -52,7 +52,7 @@ def check_sample(sample: Sample, where: str) -> Sample:
         raise BadData(f"{where}: a lattice vector is shorter than {_SHORTEST} Å; is the unit of length right?")
     if bool(_placeholder(system).any()):
         raise BadData(
-            f"{where}: the cell of 1 × 1 × 1 Å is a placeholder, which PDB files have where there is none: leave the "
+            f"{where}: the cell of 1 × 1 × 1 Å is a placeholder, which PDB files have if there is no cell: leave the "
             "cell of molecules out"
         )
     for name in ("charge", "spin"):

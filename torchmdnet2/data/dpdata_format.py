@@ -185,7 +185,7 @@ class DpdataReader(FrameReader):
         return {name: number for name, number in numbers.items() if number is not None}
 
     def _refuse_several(self, file: str, text: str) -> None:
-        """Refuse a text of which dpdata would mix jobs or structures."""
+        """Refuse a text with several jobs or structures, which dpdata would mix."""
         if self._variant.startswith("gaussian/") and len(jobs := jobs_of("gaussian-out", text)) > 1:
             raise BadData(
                 f"{file}: it has {len(jobs)} jobs (--Link1-- or a later step), which dpdata takes for one: read it "
@@ -202,7 +202,7 @@ class DpdataReader(FrameReader):
 
 
 def _refuse_mixed(file: str, text: str) -> None:
-    """Refuse a text of Psi4 of which dpdata would mix methods: it takes the last energy of an SCF, and the gradient."""
+    """Refuse a text of Psi4 with several methods: dpdata takes the last energy of an SCF, and the gradient."""
     energies = set(re.findall(r"^ {4}Total Energy = +(\S+)", text, re.M))
     gradients = len(re.findall(_ONE_STRUCTURE["psi4/out"][0], text, re.M))
     correlated = re.search(r"\b(?:MP\d|CC(?:SD)?\S*|CI\w*) (?:Energies|total energy)\b", text, re.I)

@@ -137,14 +137,14 @@ def _of_ipi(kind: str, numbers: list[str], rest: str) -> str:
     """Return a comment line of i-PI as one of extended XYZ: CELL(abcABC): a b c α β γ … positions{UNIT} cell{UNIT}.
 
     Raises:
-        ValueError: the cell has another form or no unit, or the values are no positions.
+        ValueError: the cell has another form or no unit, or the values are not positions.
     """
     from ase.geometry import cellpar_to_cell
 
     units = {name: unit.replace("atomic_unit", "bohr") for name, unit in _NAMED.findall(rest)}
     cell, name = units.pop("cell", None), next(iter(units), None)
     if name is not None and name not in ("positions", "x_centroid"):
-        raise ValueError(f"by its comment line it is a trajectory of {name}, not of positions")
+        raise ValueError(f"the comment line states a trajectory of {name}, not of positions")
     if kind != "abcABC" or len(numbers) != 6 or cell is None or name is None:
         raise ValueError(
             f'the cell CELL({kind}) is not read: write it as Lattice="ax ay az bx by bz cx cy cz", and units as '

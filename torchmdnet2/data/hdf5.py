@@ -280,10 +280,10 @@ class HDF5Dataset(Dataset, Reader):
         texts = {name: value for name, value in attributes.items() if _is_text(name)}
         if not (texts or any(unread)):
             return False
-        told: set[str] = set()
+        warned: set[str] = set()
         numbers = np.ravel(opened["z"][0] if opened["z"].ndim == 2 else opened["z"])
-        statements({**texts, **unread[0]}, unread[1], "cell" in opened, "'{}'", known, numbers, f"{where}: ", told)
-        return bool(told)
+        statements({**texts, **unread[0]}, unread[1], "cell" in opened, "'{}'", known, numbers, f"{where}: ", warned)
+        return bool(warned)
 
     def _stated(
         self, attributes: Mapping[str, Any], whole: Mapping[str, Any], datasets: Mapping[str, str], where: str

@@ -173,7 +173,7 @@ class Agreement:
         if self.what == "forces" and self.pairs >= _LEAST_SCATTERED and self.correlation < _SCATTERED:
             changes, work = self.sizes
             return (
-                f"energies differ by {changes:.2g} eV where the forces make it {work:.2g} eV, and in no relation: are "
+                f"energies differ by {changes:.2g} eV where the forces make it {work:.2g} eV, and not correlated: are "
                 "all of one method, one electronic state, converged, and of these structures?"
             )
         return None

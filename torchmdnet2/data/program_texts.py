@@ -398,7 +398,7 @@ class Molecule:
         if lacking > hydrogens:
             raise BadData(
                 f"hydrogens are missing: by their bonds its carbons need {lacking:g} or more, and the file has "
-                f"{hydrogens}. Add them with coordinates, as by obabel IN.sdf -O OUT.sdf -h, or RDKit's "
+                f"{hydrogens}. Add them with coordinates, for example by obabel IN.sdf -O OUT.sdf -h, or RDKit's "
                 "Chem.AddHs(molecule, addCoords=True); a radical is stated by a line M  RAD"
             )
 
@@ -504,7 +504,7 @@ def _molecule(lines: Sequence[str]) -> Molecule:
         _read_v2000(counts, lines[4:end], molecule)
     late = next(filter(_PROPERTY.match, lines[end + 1 :]), None)
     if late is not None:
-        raise ValueError(f"'{late.strip()}' stands behind the line 'M  END', where it has no effect: move it before")
+        raise ValueError(f"'{late.strip()}' stands after the line 'M  END', where it has no effect: move it up")
     _read_items(lines[end + 1 :], molecule)
     return molecule
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.files import require_plain
 from ..core.stated import (
     Statement,
-    Told,
+    WarnedInfo,
     agreed,
     kind_of,
     no_cell,
@@ -372,7 +372,7 @@ _OF_TYPES = {
 
 
 def _of_whole_sections(text: str) -> str:
-    """Refuse a restart file of CP2K that ends within a section, in which ASE's reader would search for ever."""
+    """Refuse a restart file of CP2K that ends within a section, in which ASE's reader would search forever."""
     names = re.findall(r"(?m)^[ \t]*&(\w+)", text)
     if "SUBSYS" not in names or 2 * sum(name.startswith("END") for name in names) < len(names):
         raise BadData("it has no section &SUBSYS, or ends within a section (a line &END is missing)")
@@ -380,7 +380,7 @@ def _of_whole_sections(text: str) -> str:
 
 
 def _of_all_atoms(text: str, line: int) -> str:
-    """Refuse a file with fewer lines than atoms, whose number begins a line; ASE's reader takes no notice of it."""
+    """Refuse a file with fewer lines of atoms than its header states, which ASE's reader does not notice."""
     lines = text.rstrip().splitlines()
     words = lines[line].split() if len(lines) > line else []
     count = int(words[0]) if words and words[0].isdigit() else 0
@@ -390,7 +390,7 @@ def _of_all_atoms(text: str, line: int) -> str:
 
 
 def _of_whole_groups(text: str) -> str:
-    """Refuse a file of Turbomole that ends within $coord, of which ASE's reader takes no notice."""
+    """Refuse a file of Turbomole that ends within $coord, which ASE's reader does not notice."""
     if re.search(r"(?im)^[ \t]*\$coord(?:.*\n(?![ \t]*\$))*.*\Z", text):
         raise BadData("it was cut off: it ends within $coord (a line $end is missing)")
     return text
@@ -684,8 +684,8 @@ def _completed(found: Found, where: str, file: str = "", hydrogens: bool = True)
     arrays = of_atoms({**info, **(atoms.calc.results if atoms.calc is not None else {}), **atoms.arrays}, len(atoms))
     try:
         known = {name for name, more in (("charge", found.charge), ("spin", found.spin)) if more}
-        told: set[str] = set()
-        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'", known, atoms.numbers, file, told)
+        warned: set[str] = set()
+        own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'", known, atoms.numbers, file, warned)
     except BadData as error:
         raise BadData(f"{where}: {error}") from None
     for quantity, more in (("charge", found.charge), ("spin", found.spin)):
@@ -694,9 +694,9 @@ def _completed(found: Found, where: str, file: str = "", hydrogens: bool = True)
             info[quantity] = value
     if hydrogens and not found.bonds:
         warn_of_hydrogens(atoms, file)
-    if told:
-        atoms.info = Told(info)
-        atoms.info.doubts = frozenset(told)
+    if warned:
+        atoms.info = WarnedInfo(info)
+        atoms.info.doubts = frozenset(warned)
     return atoms
 
 
@@ -856,8 +856,8 @@ def warn_of_hydrogens(atoms: Atoms, where: str) -> None:
     if _lacks_hydrogens(atoms):
         suffix = Path(where.removesuffix(": ")).suffix or ".xyz"
         warnings.warn(
-            f"{where}the structure has carbons that need hydrogens, and {'few' if 1 in atoms.numbers else 'no'} "
-            f"hydrogens: add them, as by obabel IN{suffix} -O OUT{suffix} -h{' or PDBFixer' * (suffix == '.pdb')}",
+            f"{where}the structure has carbons that need hydrogens, and has {'few' if 1 in atoms.numbers else 'none'}: "
+            f"add them, for example by obabel IN{suffix} -O OUT{suffix} -h{' or PDBFixer' * (suffix == '.pdb')}",
             StructureWarning,
             stacklevel=5,
         )

@@ -97,7 +97,7 @@ class Task:
 
 
 class Declined(Exception):
-    """A backend leaves this structure to the next one; the message says why."""
+    """A backend cannot evaluate this structure, and the next one does; the message says why."""
 
 
 class Backend(ABC):
@@ -192,7 +192,7 @@ class CompiledCpuBackend(Backend):
 
     def _reason(self) -> str:
         if self.task.precision == "float64":
-            return "precision='float64' was asked for"
+            return "precision='float64' was requested"
         reason = unsupported_reason(self.task.potential, compiled=True)
         if reason:
             return reason
@@ -395,7 +395,7 @@ class FusedBackend(_StepBackend):
 
     def _reason(self) -> str:
         if self.task.precision == "float64":
-            return "precision='float64' was asked for"
+            return "precision='float64' was requested"
         if self.task.device.type not in ("cpu", "cuda"):
             return "the fused kernels need a CPU or a CUDA device"
         path = fast_path(self.task.potential.representation)
@@ -461,7 +461,7 @@ class CapturedAutogradBackend(_StepBackend):
     def _reason(self) -> str:
         if self.task.device.type not in ("cpu", "cuda"):
             return "graphs need a CUDA device"
-        return super()._reason() if self.task.graphs else "graphs=False was asked for"
+        return super()._reason() if self.task.graphs else "graphs=False was requested"
 
     def _make_model(self) -> StepModel:
         from .autograd_step import AutogradModel

@@ -68,7 +68,7 @@ class CpuSearch(ABC):
 
 
 class ListSearch(CpuSearch):
-    """By the neighbor list: any cell; rows are sorted, positions and cell are checked.
+    """Searches by the neighbor list, in any cell; rows are sorted, positions and cell are checked.
 
     `find` raises ValueError where a position or the cell is not usable, or two atoms are at the same place.
     """
@@ -83,7 +83,7 @@ class ListSearch(CpuSearch):
 
 
 class AllPairs(CpuSearch):
-    """Of structures of equal size without cell, whose atoms lie together; rows are sorted, positions are checked.
+    """Tests all pairs in structures of equal size without cell; rows are sorted, positions are checked.
 
     `find` raises ValueError where a position or the cell is not finite, or two atoms are at the same place.
     """

@@ -20,7 +20,7 @@ __all__ = [
 
 
 RESULT_NOT_FINITE = 16  # an energy or a force is NaN or infinite, though the edges could be used
-NO_VOLUME = 32  # stress asked for, and the cell has no volume
+NO_VOLUME = 32  # the stress was requested, and the cell has no volume
 BROKEN = 15  # the bits of the neighbor search: the edges must not be used
 MAX_PARTS = 256
 TERMS = 8  # numbers per part: the energy, xx, yy, zz, yz, xz, xy of the virial, one unused

@@ -60,7 +60,7 @@ class CpuRows(NamedTuple):
 
 
 class CpuOutputs(NamedTuple):
-    """Results of a network on a CPU; forces and virial are None when they were not asked for.
+    """Results of a network on a CPU; forces and virial are None if they were not requested.
 
     Attributes:
         energy: [N] eV, those of isolated atoms not yet subtracted.
@@ -500,7 +500,7 @@ class PriorPath(ABC):
 #
 # Such heads read the scalar features of the atoms. That of the charges joins the step, because terms read its charges
 # and the gradient of the network starts from their dE/dq too; the others are evaluated on the features when results are
-# asked for (engine/property_heads.py).
+# requested (engine/property_heads.py).
 
 
 class FeatureNetwork(GpuNetwork):

@@ -56,7 +56,7 @@ class UnitsConfig(Section):
 
 
 class StartConfig(Section):
-    """Frames to begin with."""
+    """The first frames."""
 
     file: str | list[str] = Field(description="data file(s): labelled frames, or structures")
     frames: Annotated[int, Field(ge=2)] | None = Field(

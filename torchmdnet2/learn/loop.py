@@ -245,7 +245,7 @@ def check_starts(config: LearnConfig, folder: Path) -> None:
         try:
             checked_start(starts[k], k, potential, None, None)
         except (UnknownElement, UntrainedCharge) as error:
-            words = str(error).partition(";")[0]  # what follows is no remedy here
+            words = str(error).partition(";")[0]  # what follows is not a remedy here
             error.args = (f"{setting}: {words}. Leave this structure out, or train on more such frames",)
             raise
         except (ValueError, Unphysical) as error:

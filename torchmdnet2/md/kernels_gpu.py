@@ -221,7 +221,7 @@ def springs_kernel(
 
     Args:
         pos [N, 3] Å, cell [B, 3, 3] Å, forces [N, 3] eV/Å: float64; forces are overwritten.
-        partner [N, most] int32, shift [N, most, 3] float64, kind [N, most] int32: −1 is no partner.
+        partner [N, most] int32, shift [N, most, 3] float64, kind [N, most] int32: −1: no partner.
         lengths [T] Å, coefficients [T, 4]: float64.
         num_atoms: n.
         reach: Å, float64 in a tensor of one.

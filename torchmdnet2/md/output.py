@@ -186,7 +186,7 @@ class Conservation:
     def __init__(self, num_atoms: int, replicas: int):
         self.limit, self.replicas = largest_jump(num_atoms), replicas
         self._last: list[float] | None = None
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
 
     def __call__(self, rows: Sequence[TableRow]) -> None:
         """Check the next rows, one for each replica.
@@ -196,8 +196,8 @@ class Conservation:
         """
         now = [row.conserved_eV for row in rows]
         for b, (row, energy, before) in enumerate(zip(rows, now, self._last or now, strict=True)):
-            if abs(energy - before) > self.limit and b not in self._told:
-                self._told.add(b)
+            if abs(energy - before) > self.limit and b not in self._warned:
+                self._warned.add(b)
                 whose = f" of replica {b}" if self.replicas > 1 else ""
                 words = (
                     f"at {row.time_ps:.3f} ps the conserved energy{whose} jumped by {energy - before:+.2f} eV: {_WHY}"

@@ -606,7 +606,7 @@ class ReplicaProgress:
     def __init__(self, console: Console | None, options: MDOptions, runs: Sequence[ReplicaRun]):
         self.options, self.runs, self._console = options, runs, console
         self._status = None if console is None else console.status("")
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def __enter__(self) -> ReplicaProgress:
         if self._status is not None:
@@ -625,8 +625,8 @@ class ReplicaProgress:
             return
         results, ps = [run.result for run in self.runs], self.options.timestep * 1e-3
         for result in results:
-            if result.broken_at is not None and result.replica not in self._told:
-                self._told.add(result.replica)
+            if result.broken_at is not None and result.replica not in self._reported:
+                self._reported.add(result.replica)
                 words = f"{result.temperature:g} K, replica {result.replica}: broken at {result.broken_at:.3f} ps: "
                 self._console.print(words + result.reason, highlight=False, soft_wrap=True, markup=False)
         whole = sum(result.whole for result in results)

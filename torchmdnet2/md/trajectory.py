@@ -143,7 +143,7 @@ class TrajectoryFile(ABC):
 
 
 class ExtendedXYZ(TrajectoryFile):
-    """Text; positions, momenta, energy, forces."""
+    """Extended XYZ: text with positions, momenta, energy and forces."""
 
     def _open(self) -> TextIO:
         return open(self.path, "a", encoding="utf-8")
@@ -191,7 +191,7 @@ class ASETrajectory(TrajectoryFile):
 
 
 class DCD(TrajectoryFile):
-    """CHARMM's binary format, as OpenMM, VMD, MDAnalysis and mdtraj have it: positions in float32, and the cell.
+    """CHARMM's binary format, which OpenMM, VMD, MDAnalysis and mdtraj read: positions in float32, and the cell.
 
     The cell is stored as lengths and cosines of angles: its first vector must lie along x, its second in the xy plane.
     Frames whose cell has turned since the first are turned back.

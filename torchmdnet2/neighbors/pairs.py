@@ -31,7 +31,7 @@ def pair_list(system: System, cutoff: float) -> NeighborList:
 
 
 class PairLists:
-    """The pair lists of one structure by cutoff in Å, each searched when it is first asked for.
+    """The pair lists of one structure by cutoff in Å, each searched when it is first requested.
 
     Args:
         system: N atoms.
@@ -49,14 +49,14 @@ class PairLists:
 
 
 def require_molecules(system: System) -> None:
-    """Raise ValueError for a periodic structure, whose pairs are endless."""
+    """Raise ValueError for a periodic structure, which has infinitely many pairs."""
     periodic = system.pbc.any(1)
     if bool(periodic.any()):
         raise ValueError(
             f"system {int(periodic.nonzero()[0, 0])} is periodic, and a sum over all pairs, as in this model's Coulomb "
-            "energy, has no end there; for a molecule alone in a box give isolated=True (in ASE, OpenMM, openmm-ml and "
-            "torch-sim; --isolated to md) or take the cell away (pbc=False); to train on liquids or crystals give the "
-            "prior or head another method (pme, ewald, dsf or reaction_field), and dispersion a cutoff"
+            "energy, has infinitely many terms there; for a molecule alone in a box give isolated=True (in ASE, "
+            "OpenMM, openmm-ml and torch-sim; --isolated to md) or remove the cell (pbc=False); to train on liquids or "
+            "crystals give the prior or head another method (pme, ewald, dsf, reaction_field), and dispersion a cutoff"
         )
 
 

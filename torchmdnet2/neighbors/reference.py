@@ -196,7 +196,7 @@ def neighbor_list_brute_force(structure: SimpleStructure, cutoff: float, half: b
     square = delta[0] + delta[1]
     square += delta[2]
     close = (square < cutoff * cutoff).reshape(-1)
-    close[: n * n : n + 1] = False  # an atom is no neighbor of itself
+    close[: n * n : n + 1] = False  # an atom is not its own neighbor
 
     found = close.nonzero()[0]
     if volume:  # in the order of receiver, sender, image; of the cell itself both directions are there

@@ -119,11 +119,11 @@ class TritonNeighborSearch:
         sender [C] int32: ascending within a row; several images of one sender in order of their shifts. Without
             `ordered`, in an order that depends on positions and capacity alone.
         receiver [C] int32, shift [C, 3] int32 (r = pos[sender] + shift·cell − pos[receiver]),
-        vectors [C, 3] and distances [C] in Å and in `dtype`: those that were asked for, else None.
+        vectors [C, 3] and distances [C] in Å and in `dtype`: those that were requested, else None.
         needed [1] int64: directed edges found. More than the capacity means that the list is not usable.
         flag [1] int32: sticky, cleared only by the caller (`flag.zero_()`). OVERFLOW (1): more edges than the capacity.
             NOT_FINITE (2): a position or cell is not finite, beyond 2^30 Å or cells, or a periodic cell is flat.
-            COINCIDENT (4): two atoms are closer than SAME_PLACE; seen where vectors or distances are asked for.
+            COINCIDENT (4): two atoms are closer than SAME_PLACE; seen if vectors or distances are requested.
             TOO_THIN (8): method "cells" met a periodic cell thinner than the cutoff, or "pairs" one that needs more
             than 61 images along a lattice vector. With any bit set the list must not be used.
 

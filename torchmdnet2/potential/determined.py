@@ -43,7 +43,7 @@ class Determined:
         shape = (len(self.compositions), len(self.elements))
         _, values, directions = np.linalg.svd(table.reshape(shape), full_matrices=False)
         self._directions = directions[values > _ROUNDING * max([*values, 1.0])]
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Determined) and self.compositions == other.compositions
@@ -128,8 +128,8 @@ class Determined:
         counts[:, elements <= atom_filter] = 0
         outside = np.flatnonzero(~self.covers(counts, elements.tolist()))
         found = {formula(dict(zip(elements.tolist(), counts[k].tolist(), strict=True))): int(k) for k in outside[::-1]}
-        new = {name: k for name, k in found.items() if name not in self._told}
-        self._told |= set(new)
+        new = {name: k for name, k in found.items() if name not in self._warned}
+        self._warned |= set(new)
         if new:
             first = min(new, key=lambda name: new[name])
             more = f" (and {len(new) - 1} other compositions)" if len(new) > 1 else ""

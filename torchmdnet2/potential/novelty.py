@@ -334,7 +334,7 @@ class Watch:
     def due(self, num_atoms: int) -> bool:
         """Count an evaluation of an adapter, and return whether to check it.
 
-        The first one and every `INTERVAL`-th from there are checked, for up to `LARGEST` atoms.
+        The first one and every `INTERVAL`-th after that are checked, for up to `LARGEST` atoms.
         """
         due = self._evaluations % INTERVAL == 0 and 0 < num_atoms <= LARGEST
         self._evaluations += 1

@@ -153,7 +153,7 @@ def refuse_odd_electrons(system: System, allow: bool, protons: torch.Tensor | No
         first = int(odd.nonzero()[0, 0])
         words = (
             f"an odd number of electrons, {float(electrons[first]):g} with the total charge {float(charge[first]):g}, "
-            "and this model was trained on closed shells only: look at the charge and at the H atoms"
+            "and this model was trained on closed shells only: check the charge and the H atoms"
         )
         _refuse(first, words, allow)
 
@@ -161,11 +161,11 @@ def refuse_odd_electrons(system: System, allow: bool, protons: torch.Tensor | No
 def _refuse(first: int, words: str, allow: bool) -> None:
     """Raise UntrainedCharge about a structure, or warn."""
     if allow:
-        warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=3)
+        warnings.warn(f"a structure has {words}; it is evaluated nevertheless", UntrainedChargeWarning, stacklevel=3)
         return
     raise UntrainedCharge(
         f"system {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "
-        "--allow-untrained-charge) evaluates it all the same"
+        "--allow-untrained-charge) evaluates it nevertheless"
     )
 
 

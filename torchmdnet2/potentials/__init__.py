@@ -1,7 +1,7 @@
-"""Names of potentials: model files that are shipped in this folder, and those that other packages bring.
+"""Names of potentials: model files that are shipped in this folder, and those that other packages provide.
 
-Where a model file can be given, the name of a potential can be given too: `load("NAME")`. A package brings a potential
-by an entry point of the group `torchmdnet2.potentials`, whose name is that of the potential and whose value is a Python
+A potential's name can be given instead of a model file: `load("NAME")`. A package provides a potential by an entry
+point of the group `torchmdnet2.potentials`, whose name is that of the potential and whose value is a Python
 package with the file NAME.tmn in its folder. That package is looked up and not imported.
 """
 
@@ -23,12 +23,12 @@ SUFFIX = ".tmn"
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A potential that can be had by its name.
+    """A potential that has a name.
 
     Attributes:
         name: what users write.
         path: the model file.
-        package: who brings it.
+        package: the package that provides it.
     """
 
     name: str
@@ -97,7 +97,7 @@ def _installed() -> dict[str, NamedModel]:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         if entry.name in found and found[entry.name].package != entry.value:
             raise UnknownModel(
-                f"the packages {found[entry.name].package} and {entry.value} both bring a potential '{entry.name}': "
+                f"the packages {found[entry.name].package} and {entry.value} both provide a potential '{entry.name}': "
                 "give the path of its file instead, or uninstall one of them"
             )
         found[entry.name] = NamedModel(entry.name, _file(entry.value, entry.name), entry.value)

@@ -75,7 +75,7 @@ class ScanProgress:
             total: number of structures in it.
         """
         self._stage, self._total, self._done = stage, total, 0
-        self._started = self._told = time.perf_counter()
+        self._started = self._reported = time.perf_counter()
         if self._bar is not None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
@@ -91,8 +91,8 @@ class ScanProgress:
             self._bar.update(self._bar.task_ids[-1], completed=self._done)
             return
         clock = time.perf_counter()
-        if self._done < self._total and clock - self._told > _EVERY:
-            self._told = clock
+        if self._done < self._total and clock - self._reported > _EVERY:
+            self._reported = clock
             left = (clock - self._started) / self._done * (self._total - self._done)
             self._print(f"{self._stage}: {self._done} of {self._total} structures, {left:.0f} s left")
 

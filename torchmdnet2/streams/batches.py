@@ -325,7 +325,7 @@ class TaskWorker(Worker[_Options]):
         """Set the result or the error of each task.
 
         Args:
-            tasks: the tasks, which are checked when they are asked for.
+            tasks: the tasks, which are checked when they are taken.
             sizes: numbers of atoms of all structures, also of those that the checks refuse.
         """
 

@@ -169,7 +169,7 @@ def _done(work: Work, block: Any) -> Future[Any]:
     future: Future[Any] = Future()
     try:
         future.set_result(work(block))
-    except Exception as error:  # raised where the result is asked for, as of other processes
+    except Exception as error:  # raised where the result is requested, as those of other processes
         future.set_exception(error)
     return future
 

@@ -393,7 +393,7 @@ class _FrameParser:
 
 
 def _positions(words: list[str]) -> NDArray | None:
-    """Return [N, 3] from the words of lines with an element and three coordinates; None if these are no numbers."""
+    """Return [N, 3] from the words of lines with an element and three coordinates; None if these are not numbers."""
     try:
         return np.array([list(map(float, words[k::4])) for k in (1, 2, 3)]).T
     except ValueError:

@@ -369,7 +369,7 @@ class _Source:
             for one in (*beside.charge, *beside.spin):
                 if one.value:
                     warnings.warn(
-                        f"{self.file.path}: {one.source} is not read, since a stream may have many molecules: write "
+                        f"{self.file.path}: {one.source} is not read, since the file may hold many molecules: write "
                         "charge=… and spin=… into its records",
                         StructureWarning,
                         stacklevel=4,
@@ -386,8 +386,8 @@ class _Source:
         self.embeds = smiles or conformers is not None
         if seed is not None and not self.embeds:
             raise BadConfig(
-                f"seed={seed} has no effect: it is that of conformers, which are made of SMILES, or where conformers "
-                "are asked for; leave it out"
+                f"seed={seed} has no effect: only conformers need it, which are made for SMILES and with the option "
+                "conformers; leave it out"
             )
         #: True if the input is so large that further processes beside the GPU's save time.
         self.takes_long = self.embeds or (self.file is not None and self.file.size > _LARGE)

@@ -62,7 +62,7 @@ def open_published(
         options: arguments of the data set's class, such as molecule="aspirin".
 
     Raises:
-        TypeError: a name, as of a molecule, is no text.
+        TypeError: a name, such as that of a molecule, is not a string.
         BadData: a name or option is unknown, or a file is damaged or differs from the published one.
         FileNotFoundError: a file is missing, and `download` is False.
         OSError: a download fails, or the folder cannot be written.

@@ -104,7 +104,7 @@ def make_published(name: str, options: Mapping[str, Any]) -> Published:
     """Return a data set by its name.
 
     Raises:
-        TypeError: a name, as of a molecule, is no text.
+        TypeError: a name, such as that of a molecule, is not a string.
         BadData: the name is unknown, or the data set does not have an option or value.
     """
     if name not in DATASETS:
@@ -124,7 +124,7 @@ def one_of(value: str, known: Sequence[str], what: str) -> str:
     """Return the value if it is one of the known values.
 
     Raises:
-        TypeError: the value is no text.
+        TypeError: the value is not a string.
         BadData: the value is unknown.
     """
     if not isinstance(value, str):

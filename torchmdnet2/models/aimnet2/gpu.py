@@ -42,10 +42,15 @@ class LaunchShapes(NamedTuple):
 
 @dataclass(eq=False)
 class Buffers:
-    """What there is of atoms has M·N rows, which N stands for here. Of edges: radial, radial_slope [C, R], direction
-    [C, 4]. Of passes: x [N, X] read, vectors [N, 3, A·P], charge_vectors [N, 3, P], slopes of their layers. Of changes
-    of features and charges: predicted [N, 2], charges and charges64 [N], moments [N, 2]; by_change [N, G], the gradient
-    in all that is changed. hidden and gradients: of layers, in turns."""
+    """Static memory of the network. N stands for the M·N rows of atoms.
+
+    Attributes:
+        radial, radial_slope: [C, R], direction: [C, 4] of each edge.
+        x: [N, X] what a pass reads; vectors [N, 3, A·P], charge_vectors [N, 3, P]; slopes of the layers of passes.
+        predicted [N, 2], charges and charges64 [N], moments [N, 2]: changes of features and charges.
+        by_change: [N, G], the gradient in all that is changed.
+        hidden, gradients: of layers, in turns.
+    """
 
     energy: Tensor
     forces: Tensor

@@ -148,7 +148,7 @@ class BufferPool:
 
 
 class Edges(NamedTuple):
-    """What kernels that look at edges begin with: N, row_ptr [N + 1], sender [≥ E]."""
+    """First arguments of kernels that read edges: N, row_ptr [N + 1], sender [≥ E]."""
 
     num_atoms: int
     row_ptr: Array
@@ -379,7 +379,7 @@ ZERO = np.float32(0)
 
 
 class Kernels(NamedTuple):
-    """In the order of a step; `message_backward` follows the layers backwards."""
+    """The kernels in the order of a step; `message_backward` follows the layers backwards."""
 
     embedding: Callable
     interaction: Callable

@@ -41,7 +41,7 @@ def part_size(num_atoms: int) -> int:
 
 @dataclass(frozen=True)
 class MessageTile:
-    """Of a message kernel: atoms × edges of an atom × channels at a time, and number of warps."""
+    """Tile of a message kernel: atoms × edges of an atom × channels at a time, and number of warps."""
 
     atoms: int
     edges: int
@@ -56,7 +56,7 @@ class MessageTile:
 
 @dataclass(frozen=True)
 class Block:
-    """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
+    """Block of a product kernel: rows × columns of the result, depth of the sum at a time, warps, stages, split.
 
     rows = 1, 2 or 4: on CUDA cores; split is the number of columns of a thread, 1 or 2.
     rows = 8: on Tensor Cores in split fp16, with split · cols/16 warps, for all kernels but
@@ -618,7 +618,7 @@ _ROWS = 4  # atoms of a program that writes gradients of the features
 
 @dataclass(eq=False)
 class HeadBuffers:
-    """Those of the network, of which energy, forces and virial are, and of the charges.
+    """Buffers of the network, which hold energy, forces and virial, and buffers of the charges.
 
     Attributes:
         raw: [N] c; gradient: [N, F] dc/dhidden, hidden being what the features are silu of.
@@ -643,10 +643,10 @@ class HeadBuffers:
 
 
 class ChargedTensorNet(ChargeNetwork, FeatureNetwork):
-    """A network with a head of charges, which take the place of those that the network itself may have.
+    """A network with a head of charges, which replace those that the network itself may have.
 
     Args:
-        network: it.
+        network: the network.
         head: a ChargesHead of one hidden layer with silu.
     """
 

@@ -195,7 +195,7 @@ def _arrays(weights: Any) -> Any:
 
 
 class _CpuBuffers(CpuBuffers):
-    """Also of the stages of charges, 0 … L, and of the filters of each layer.
+    """Buffers of TensorNet, of the stages of charges, 0 … L, and of the filters of each layer.
 
     Attributes:
         kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer have room for all edges.
@@ -422,7 +422,7 @@ def first_slope(p, t, g, F):
 
 
 class Kernels(NamedTuple):
-    """In the order of a step; the last two follow the layers backwards."""
+    """The kernels in the order of a step; the last two follow the layers backwards."""
 
     predict: Callable
     interaction: Callable

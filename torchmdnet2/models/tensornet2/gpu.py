@@ -22,7 +22,7 @@ __all__ = ["ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
 
 @dataclass(frozen=True)
 class FilterTiles(Tiles):
-    """Those of TensorNet, and of what only TensorNet2 has.
+    """Tiles of TensorNet, and of the kernels that only TensorNet2 has.
 
     Args:
         chunk: slots whose filters are held at a time, see triton_kernels.py.
@@ -93,9 +93,14 @@ _MOST_PROGRAMS = 8192  # of rows, where there are several chunks
 
 @dataclass(eq=False)
 class ChargeBuffers(Buffers):
-    """Those of TensorNet, and of stages k = 0 … L of the charges: in_hidden, out_hidden [N, F], predicted [N, 2Q], sums
-    [N, 2Q] float64, moments [N, 4], by_charge [N, 2F]; of a chunk: first, hidden, last, with gradients in their place.
-    second_slope and last are of all slots and of each layer, where the filters are kept."""
+    """Buffers of TensorNet and, for the charges, of stages k = 0 … L and of a chunk of slots.
+
+    Attributes:
+        in_hidden, out_hidden: [N, F], predicted [N, 2Q], sums [N, 2Q] float64, moments [N, 4], by_charge [N, 2F]: of
+            each stage.
+        first, hidden, last: of a chunk; gradients replace them. If the filters are kept, second_slope and last are of
+            all slots and of each layer.
+    """
 
     ones: Tensor
     receiver: Tensor

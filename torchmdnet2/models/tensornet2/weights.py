@@ -18,7 +18,7 @@ __all__ = ["ChargeWeights", "FilterWeights", "FrozenTensorNet2", "padded_channel
 
 
 class FilterWeights(NamedTuple):
-    """Of the filters of one layer.
+    """Weights of the filters of one layer.
 
     Attributes:
         charges: [C, 2F], from the charges of the receiver (first F) and the sender to the first layer.
@@ -38,7 +38,7 @@ class FilterWeights(NamedTuple):
 
 
 class ChargeWeights(NamedTuple):
-    """Of one network that predicts charges: layer norm of 3F, 3F → F → F → 2C. Transposes end in _t.
+    """Weights of one network that predicts charges: layer norm of 3F, 3F → F → F → 2C. Transposes end in _t.
 
     Attributes:
         gamma, beta: [3F].

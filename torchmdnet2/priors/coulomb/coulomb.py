@@ -111,9 +111,9 @@ class Coulomb(Prior):
             self._check_sizes(system)
         if self.energy.method in ("ewald", "pme"):
             periodic = require_all_or_none(system)
-            self._tell_of_background(system, periodic)
+            self._warn_of_background(system, periodic)
 
-    def _tell_of_background(self, system: System, periodic: Tensor) -> None:
+    def _warn_of_background(self, system: System, periodic: Tensor) -> None:
         """Warn of charged cells."""
         if not bool(periodic.any()):
             return

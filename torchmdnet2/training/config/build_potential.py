@@ -92,7 +92,7 @@ PropertyConfig = Annotated[dict[str, Any], BeforeValidator(_check_property)]
 class Built:
     """Keeps the untrained potential of a configuration from its check until the training, so that it is built once.
 
-    It is no setting: in a comparison of configurations all are equal.
+    It is not a setting: all are equal in a comparison of configurations.
     """
 
     def __init__(self) -> None:

@@ -271,7 +271,7 @@ def closest_pair(frames: Frames, most: int = 2000) -> tuple[float, str]:
 
 _SIMILAR = 0.9  # correlation of similar frames: their factor is known within a third
 _PRECISE = 0.87  # share of the forces: the factor of right labels was within 0.58 and 1.12
-_SCATTER = "in no relation"  # words of notes about noise
+_SCATTER = "not correlated"  # words of notes about noise
 _FREEDOM, _NO_RELATION = 40, 4.0  # numbers compared; right labels had 24 and more, in the logarithm of likelihoods
 _DESCRIBED = 0.3  # of the variance of the forces by a pair potential: less, and they are not of these structures
 _SMALL = 0.1  # eV/Å, rms of forces that may be noise of relaxed structures
@@ -280,7 +280,7 @@ _FAR = 30.0  # eV per atom, from single atoms
 _STRESS = 5.0  # eV/Å³: 800 GPa
 _MOST_TURNED = 0.7  # of the frames, if some are turned; atoms with another sign turn nearly all
 _NET, _NET_PER_ATOM = 0.05, 0.02  # sum of the forces over their size; eV/Å, above that of coarse grids
-_APART = 0.45  # logarithm of the ratio of factors that cannot be told apart
+_APART = 0.45  # logarithm of the ratio of factors that cannot be distinguished
 _BONDS = (0.65, 1.6)  # nearest distance over the sum of the covalent radii
 
 _ENERGIES = {
@@ -332,8 +332,8 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
     said, scale = None, 1.0
     if fitted is not None and fitted.cell is not None:
         yield (
-            f"the cell of {len(fitted.frames)} checked training frames: a pair potential fits them much better "
-            f"{fitted.cell}. Are positions, lattice vectors (rows) and periodicity of one structure, and in one unit?"
+            f"the cell of {len(fitted.frames)} checked training frames looks wrong: a pair potential fits them much "
+            f"better {fitted.cell}. Do positions, lattice vectors (rows) and periodicity belong together, in one unit?"
         )
         return
     if fitted is not None:
@@ -413,7 +413,7 @@ def _energy_fault(fitted: Regression, factor: Factor, sizes: np.ndarray, near: A
         )
     if precise and fitted.freedom >= _FREEDOM and factor.gain < _NO_RELATION:
         return (
-            "energies and forces are in no relation: are the energies of one method, one electronic state, converged, "
+            "energies and forces are not correlated: are the energies of one method, one electronic state, converged, "
             "and of these structures?"
         )
     if factor.gain < EVIDENCE:

@@ -309,7 +309,7 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE = 1024  # frames
-_TOLD = 20  # words in a message
+_LISTED = 20  # words in a message
 
 
 def weight_keys(config: Config, keys: KeysConfig | None = None) -> dict[str, str]:
@@ -355,10 +355,10 @@ def weight_notes(config: Config, subsets: Mapping[str, Frames]) -> Iterator[str]
         if not any(count[code] for count in counts.values()):
             known = sorted(set().union(*(frames.data.kinds for frames in subsets.values())))
             hint = did_you_mean(word, known) or "."
-            there = f"Known: {', '.join(known[:_TOLD])}" if known else "See data.keys.config_type"
+            there = f"Known: {', '.join(known[:_LISTED])}" if known else "See data.keys.config_type"
             raise BadConfig(
                 f"training.loss.config_weights: no frame has {config.data.keys.config_type}={word}{hint} {there}"
-                f"{' …' if len(known) > _TOLD else ''}"
+                f"{' …' if len(known) > _LISTED else ''}"
             )
     parts = [f"{config.training.loss.config_weights[word]:g} for {word} ({counts['train'][code]} frames)"
             for code, word in kinds.items()]  # fmt: skip

@@ -91,7 +91,7 @@ class Devices:
                 dist.destroy_process_group()
 
     def at_end(self, release: Callable[[], None]) -> None:
-        """Call a function before the group of processes ends: otherwise NCCL waits for ever for CUDA graphs that use
+        """Call a function before the group of processes ends: otherwise NCCL waits forever for CUDA graphs that use
         it."""
         self._releases.append(release)
 
@@ -135,7 +135,7 @@ class Devices:
         """Ask all processes: every so many calls, which all must make, the largest answer.
 
         Args:
-            ask: what to ask this process; None and 0 are no answer.
+            ask: what to ask this process; None and 0 do not count as answers.
             every: number of calls.
         """
         if self.size == 1:

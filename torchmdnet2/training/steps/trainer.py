@@ -402,7 +402,7 @@ class Trainer:
 
         Raises:
             TrainingDiverged: the loss is not finite; names the frames of the batch.
-            Interrupted: `hooks.stop` asked for it; the state is saved.
+            Interrupted: `hooks.stop` requested it; the state is saved.
         """
         while not self.finished:
             self.train_epoch(hooks)
