@@ -25,9 +25,9 @@ def set_atoms(domain, atoms):
     return pos, owner
 
 
-def unchecked(potential):
+def unchecked(potential, precision="native"):
     """What is compared here needs no check of its own, which takes the interpreter as long again."""
-    domain = FusedDomain(potential, 0.0)
+    domain = FusedDomain(potential, 0.0, precision)
     domain._check = lambda pos: None
     return domain
 
@@ -50,6 +50,19 @@ def test_fused_domain_is_the_potential(cell, number, priors, subtract_isolated):
     stress = found.virial.sum(0)[[0, 3, 4, 3, 1, 5, 4, 5, 2]].reshape(3, 3) / atoms.cell.volume
     assert np.abs(stress - expected.stress[0].numpy()).max() <= 1e-6
     assert float(expected.forces.abs().max()) > 0.01
+
+
+def test_mixed_precision():
+    """Ghosts get what is kept in half precision."""
+    potential, atoms = make(), scattered(7, BOX, True, 1)
+    domain = unchecked(potential, "mixed")
+    pos, _ = set_atoms(domain, atoms)
+    found = domain(pos)
+    expected = copy.deepcopy(potential).double()(System.from_ase(atoms))
+    error = np.abs(found.forces - expected.forces.numpy()).max() / float(expected.forces.abs().max())
+    assert 5e-6 < error <= 1e-3  # rounded, and right
+    assert np.abs(found.energies - expected.atom_energies.numpy()).max() <= 5e-4
+    assert "mixed precision" in domain.describe()
 
 
 def test_positions_that_move_and_other_atoms():

@@ -76,6 +76,10 @@ def test_bad_arguments_are_named(simulation):
         attach(lmp, potential, ["H", "C", "N"])
     with pytest.raises(UntrainedCharge, match="the total charge 1"):
         attach(lmp, potential, TYPES, charge=1.0)
+    with pytest.raises(ValueError, match="precision='mixed': the model is on cpu; take precision='native'"):
+        attach(lmp, potential, TYPES, precision="mixed")
+    with pytest.raises(ValueError, match="'native' or 'mixed', got 'half'"):
+        attach(lmp, potential, TYPES, precision="half")
     with pytest.raises(LammpsError, match="units lj"):
         attach(simulation(units="lj"), potential, TYPES)
     empty = open_lammps(["-log", "none", "-screen", "none"])

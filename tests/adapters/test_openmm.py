@@ -46,6 +46,11 @@ def test_float32_network(potential, model_file):
     np.testing.assert_allclose(forces, expected.forces.numpy() * KJ_MOL * 10, atol=1e-5 * np.abs(forces).max())
 
 
+def test_mixed_precision_needs_a_gpu(model_file):
+    with pytest.raises(ValueError, match="precision='mixed': there are kernels for a GPU only"):
+        ml_system(model_file, ethanol(), precision="mixed")
+
+
 @pytest.mark.parametrize("kind", ["vacuum", "triclinic"])
 def test_subset(potential, model_file, kind):
     """The model sees the chosen atoms only, in the order given."""

@@ -120,6 +120,8 @@ def test_plugin_arguments(ml_potential, model_file):
         openmmml.MLPotential("torchmdnet2", modelPath=model_file, model_path="x")
     with pytest.raises(ValueError, match="float32 or float64"):
         ml_potential.createSystem(topology_of(ethanol()), precision="half")
+    with pytest.raises(ValueError, match="precision='mixed': there are kernels for a GPU only"):
+        ml_potential.createSystem(topology_of(ethanol()), precision="mixed", device="cpu")
     assert ml_potential._impl.getMLLongRange() is False
 
 

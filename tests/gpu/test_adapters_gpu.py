@@ -225,6 +225,33 @@ def test_openmm(potential, exact, platform):
         np.testing.assert_allclose(forces, expected.forces.numpy(), atol=1e-4)
 
 
+def test_domains_in_mixed_precision(potential, exact):
+    """What LAMMPS evaluates, with periodic images as ghosts; the first step is checked."""
+    from torchmdnet2.core.exchange import CopyExchange
+    from torchmdnet2.engine.backends import choose_domain
+
+    atoms = crystal()
+    n, cell = len(atoms), atoms.cell.array
+    shifts = np.array([s for s in np.ndindex(5, 5, 5) if s != (2, 2, 2)]) - 2
+    images, owner = np.concatenate([atoms.positions + s @ cell for s in shifts]), np.tile(np.arange(n), len(shifts))
+    near = np.linalg.norm(images[:, None] - atoms.positions, axis=2).min(1) < 5.0
+    ids = np.concatenate([np.arange(n), owner[near]])
+    expected, errors = exact(System.from_ase(atoms)).forces.numpy(), {}
+    for precision in ("native", "mixed"):
+        domain = choose_domain(copy.deepcopy(potential).to("cuda"), 0.0, precision)
+        domain.set_atoms(atoms.numbers[ids], ids, n, CopyExchange(n, torch.from_numpy(owner[near])))
+        found = domain(np.concatenate([atoms.positions, images[near]]))
+        errors[precision] = np.abs(found.forces - expected).max()
+    assert errors["native"] <= FORCE and errors["native"] < errors["mixed"] <= 5e-4
+
+
+def test_mixed_precision_in_ase(potential, exact):
+    atoms = crystal()
+    found = TorchMDNet2Calculator(potential, device="cuda", precision="mixed").get_property("forces", atoms)
+    error = np.abs(found - exact(System.from_ase(atoms)).forces.numpy()).max()
+    assert 1e-6 < error <= 5e-4
+
+
 def test_isolated_molecules(exact):
     """Made whole on the GPU as on the CPU, and with the energy in vacuum in ASE."""
     from torchmdnet2.adapters.isolated import isolate

@@ -59,14 +59,15 @@ def started(atoms, types, potential, **options):
     return lmp, attach(lmp, potential, ["H", "O"], device="cuda", **options)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-9), ("float32", 2e-5)])
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-9), ("float32", 2e-5), ("mixed", 5e-4)])
 def test_forces_and_pressure(dtype, bound):
     potential, (atoms, types) = make(), water(5)
-    lmp, attached = started(atoms, types, potential, dtype=dtype)
+    options = {"precision": "mixed"} if dtype == "mixed" else {"dtype": dtype}
+    lmp, attached = started(atoms, types, potential, **options)
     lmp.commands_list(["fix move all nve", "run 0"])
     forces = np.array(lmp.gather_atoms("f", 1, 3)).reshape(-1, 3)
     expected = copy.deepcopy(potential).double()(System.from_ase(atoms), stress=True)
-    assert "cuda" in attached.report() and ("fused" in attached.report()) == (dtype == "float32")
+    assert "cuda" in attached.report() and ("fused" in attached.report()) == (dtype != "float64")
     assert np.abs(forces - expected.forces.numpy()).max() <= bound
     pressure = -float(expected.stress[0].trace()) / 3 * 1.602176634e6
     assert lmp.get_thermo("press") == pytest.approx(pressure, rel=max(1e-6, bound))

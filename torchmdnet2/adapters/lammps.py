@@ -72,6 +72,7 @@ def attach(
     allow_untrained_charge: bool = False,
     fix: str = "torchmdnet2",
     level: str | None = None,
+    precision: str = "native",
 ) -> Attached:
     """Let a model act on all atoms of a simulation, through a new `fix external`.
 
@@ -89,6 +90,7 @@ def attach(
         allow_untrained_charge: accept a charge that the model was not trained on, or does not use, with a warning.
         fix: identifier of the fix; identifiers of its computes begin with it.
         level: level of theory, for a model that was trained on several; None takes its default.
+        precision: of the kernels on a GPU, "native" or "mixed" (faster), as for `Evaluator`.
 
     A calibrated model warns about atoms that are unlike those of its training, as the ASE calculator does. It checks
     the first evaluation and every 1000th after that.
@@ -101,7 +103,7 @@ def attach(
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
         LammpsError: there is no box, its units are neither metal nor real, a model is attached already, or there is
             another fix of this name. Other settings that do not fit end the first run.
-        ValueError: a part of the model needs the whole structure.
+        ValueError: a part of the model needs the whole structure, or there are no kernels of this precision.
         UnknownElement, BadConfig: the model does not know an element, or elements and atom types differ in number.
         UntrainedCharge: the model does not know the charge. If the model is for closed shells, an odd number of
             electrons ends a run instead.
@@ -121,7 +123,7 @@ def attach(
     potential, _ = open_model(model, device, dtype, allow_untrained_charge, level=level)
     numbers = atomic_numbers(elements)
     potential.check_elements(torch.tensor(numbers, device=potential.device), lambda k: f"elements: entry {k + 1}")
-    domain = choose_domain(potential, charge)
+    domain = choose_domain(potential, charge, precision)
     attached = Attached(lmp, domain, numbers, _UNITS[units], fix)
     if _is_active(lmp, "pair_style", "none"):
         lmp.commands_list(_ghost_commands(domain.cutoff, potential.device.type == "cuda"))

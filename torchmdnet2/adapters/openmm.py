@@ -15,7 +15,7 @@ import torch
 from ..core.devices import ProcessLock
 from ..core.stated import Statement, confirmed, no_cell, whole_number
 from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
-from ..evaluator import Evaluator
+from ..evaluator import Evaluator, Precision
 from ..potential.cells import require_cells
 from ..potential.novelty import Watch
 from ..potential.potential import SYMBOLS, Potential
@@ -119,6 +119,7 @@ def create_force(
     isolated: bool | None = None,
     coulomb: str | None = None,
     level: str | None = None,
+    precision: Precision = "native",
 ) -> openmm.PythonForce:
     """Return a force for an openmm.System: the energy of the model for some or all of its atoms.
 
@@ -146,6 +147,7 @@ def create_force(
         coulomb: method for Coulomb sums over all pairs of periodic atoms, "pme" or "dsf", as for `torchmdnet2.load`;
             None takes "pme", or the method of a given Potential.
         level: level of theory, for a model that was trained on several; None takes its default.
+        precision: of the kernels on a GPU, "native" or "mixed" (faster), as for `Evaluator`.
 
     A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does. It checks
     the first evaluation and every 1000th after that.
@@ -159,8 +161,8 @@ def create_force(
         BadData: an atom has no element, an index is outside the topology, or the sum of the stated formal charges
             differs from the given charge.
         UntrainedCharge: the model does not know the charge.
-        ValueError: charge or spin is not a whole number, the model does not know the spin, device or dtype cannot be
-            used, or `coulomb` has no effect.
+        ValueError: charge or spin is not a whole number, the model does not know the spin, the device, dtype or
+            precision cannot be used, or `coulomb` has no effect.
     """
     everyone = list(topology.atoms())
     chosen = list(range(len(everyone))) if atoms is None else _indices(atoms, len(everyone))
@@ -202,6 +204,7 @@ def create_force(
         "coulomb": potential.coulomb,
         "level": level,
         "isolated": isolated,
+        "precision": precision,
     }
     # check now instead of in the first step
     alone = Structure(
@@ -258,7 +261,7 @@ class TorchMDNet2Energy:
     Args:
         source: source of the model; None for a model in memory, which cannot be pickled.
         options: "numbers" (atomic numbers), "particles" (their indices, None for all), "periodic", "charge", "spin",
-            "device", "dtype", "allow_untrained_charge", "isolated", "coulomb", "level".
+            "device", "dtype", "allow_untrained_charge", "isolated", "coulomb", "level", "precision".
         potential: the opened model; None opens it from `source` when needed.
     """
 
@@ -272,8 +275,10 @@ class TorchMDNet2Energy:
         self._open(potential)
 
     def _open(self, potential: Potential | None) -> None:
-        self._potential = potential
-        self._arrays = None if potential is None else ArrayEvaluator(Evaluator(potential), potential.device)
+        self._potential, self._arrays = potential, None
+        if potential is not None:
+            evaluator = Evaluator(potential, self.options.get("precision", "native"))  # older XML files do not have it
+            self._arrays = ArrayEvaluator(evaluator, potential.device)
 
     def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
         """Return the energy in kJ/mol and forces [N, 3] in kJ/mol/nm.

@@ -110,7 +110,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
                 the topology states, else in a mixed system the sum of the force field's charges, else 0.
             multiplicity: 2S+1 of these atoms; 0 means not given.
             device: "cpu", "cuda", …; None takes a GPU if there is one.
-            precision: "single" or "double"; None keeps the model's.
+            precision: "single" or "double"; "mixed" is faster on a GPU, as for `Evaluator`; None keeps the model's.
             allow_untrained_charge: accept a charge that the model was not trained on, or does not use.
             isolated: evaluate the atoms of the model without periodic images, made whole. None does so in a mixed
                 system if the model has a sum over all pairs.
@@ -135,8 +135,8 @@ class TorchMDNet2Impl(MLPotentialImpl):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         add_force(
             system, self.path, topology, atoms, force_group=forceGroup, charge=charge, spin=multiplicity, device=device,
-            dtype=precision, allow_untrained_charge=allow_untrained_charge, isolated=isolated,
-            coulomb=coulomb, level=level,
+            **({"precision": "mixed"} if precision == "mixed" else {"dtype": precision}),
+            allow_untrained_charge=allow_untrained_charge, isolated=isolated, coulomb=coulomb, level=level,
         )  # fmt: skip
 
     def getSupportedEmbeddings(self) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.stated import kind_of
 from ..errors import BadData, needs_extra
-from ..evaluator import Evaluator
+from ..evaluator import Evaluator, Precision
 from ..potential.potential import Potential
 from ..system import System
 from .isolated import isolate
@@ -49,10 +49,11 @@ class TorchMDNet2Model(ModelInterface):
         coulomb: method for Coulomb sums over all pairs in periodic cells, "pme" or "dsf", as for `torchmdnet2.load`;
             None takes "pme", or the method of a given Potential.
         level: level of theory, for a model that was trained on several; None takes its default.
+        precision: of the kernels on a GPU, "native" or "mixed" (faster), as for `Evaluator`.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
-        ValueError: the device or dtype cannot be used.
+        ValueError: the device, dtype or precision cannot be used.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class TorchMDNet2Model(ModelInterface):
         isolated: bool = False,
         coulomb: str | None = None,
         level: str | None = None,
+        precision: Precision = "native",
     ):
         super().__init__()
         self.isolated = isolated
         self.potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
         self._device, self._dtype = self.potential.device, self.potential.dtype
         self._compute_forces, self._compute_stress = compute_forces, compute_stress
-        self._evaluator = Evaluator(self.potential)
+        self._evaluator = Evaluator(self.potential, precision)
         self._known: tuple[Any, ...] = ()
         self._template: System | None = None
         self._isolated: tuple[System | None, System] | None = None

@@ -28,6 +28,10 @@ def add(command: Command) -> None:
     it.add_argument("--charge", type=float, default=0.0, help="total charge in e (default: 0)")
     it.add_argument("--device", default="auto", help="auto (a GPU for each process, where there are any), cpu or cuda")
     it.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
+    it.add_argument(
+        "--precision", choices=("native", "mixed"), default="native",
+        help="of the kernels on a GPU; mixed is faster, for TensorNet (default: native)",
+    )  # fmt: skip
     add_allow_untrained_charge(it)
     it.add_argument("--log", default="log.lammps", help="LAMMPS's log file, or none (default: log.lammps)")
     words = "variable of the script, repeatable, as in --var T=300"
@@ -57,6 +61,7 @@ def _lammps(options: argparse.Namespace) -> None:
         device = _device(options.device)
         device_of(device), dtype_of(options.dtype)
         settings = {**opening(options, [options.model], quiet=comm.rank > 0), "device": device}
+        settings["precision"] = options.precision
         lmp = open_lammps(["-log", options.log, *_variables(options.var)])
 
         def attach(lmp: lammps.lammps) -> Attached:

@@ -398,13 +398,10 @@ class FusedBackend(_StepBackend):
             return "precision='float64' was requested"
         if self.task.device.type not in ("cpu", "cuda"):
             return "the fused kernels need a CPU or a CUDA device"
-        path = fast_path(self.task.potential.representation)
         if self.task.precision == "mixed" and not self.task.has_triton:
             return "there are kernels for a GPU only, and the potential is on a CPU"
-        if path is not None and self.task.precision not in path.arithmetic:
-            kind = type(self.task.potential.representation).__name__
-            return f"there are no kernels of this precision for {kind}"
-        return unsupported_reason(self.task.potential) or super()._reason()
+        unknown = _unknown_precision(self.task.potential, self.task.precision)
+        return unknown or unsupported_reason(self.task.potential) or super()._reason()
 
     def _make_model(self) -> StepModel:
         from .fused_step import FusedModel
@@ -521,6 +518,14 @@ class CapturedAutogradBackend(_StepBackend):
         return [self._autograd("autograd in CUDA graphs", reasons), *self._describe_steps()]
 
 
+def _unknown_precision(potential: Potential, precision: str) -> str:
+    """Return that the kernels of a GPU do not have this precision, "" if they have it or there are none."""
+    path = fast_path(potential.representation)
+    if path is None or precision in path.arithmetic:
+        return ""
+    return f"there are no kernels of this precision for {type(potential.representation).__name__}"
+
+
 def _key(system: System, stress: bool) -> _Key:
     return system.num_atoms, system.num_systems, system.dtype, stress
 
@@ -541,23 +546,29 @@ def _describe(graphed: GraphedStep) -> str:
 # --- The fastest way to evaluate a potential on a domain ---
 
 
-def choose_domain(potential: Potential, charge: float) -> Domain:
+def choose_domain(potential: Potential, charge: float, precision: str = "native") -> Domain:
     """Return an empty domain on fused or compiled kernels, or by autograd.
 
     Args:
         potential: in evaluation mode.
         charge: total charge in e of the whole structure.
+        precision: "native", or "mixed", as for `Evaluator`.
 
     Raises:
-        ValueError: a part of the potential needs the whole structure.
+        ValueError: a part of the potential needs the whole structure, or there are no kernels of this precision.
         UntrainedCharge: the model does not know the charge.
     """
-    if not fused_reason(potential):
+    if precision not in ("native", "mixed"):
+        raise ValueError(f"precision must be 'native' or 'mixed', got {precision!r}")
+    reason = fused_reason(potential)
+    if precision == "mixed" and (reason := reason or _unknown_precision(potential, precision)):
+        raise ValueError(f"precision='mixed': {reason}; take precision='native'")
+    if not reason:
         try:
             from .fused_domain import FusedDomain
         except ImportError:  # no triton
             return ReferenceDomain(potential, charge)
-        return FusedDomain(potential, charge)
+        return FusedDomain(potential, charge, precision)
     if not compiled_reason(potential):
         try:
             from .cpu_step import CompiledDomain

@@ -247,7 +247,9 @@ _CHECKED = 200
 """Atoms of the cluster."""
 
 
-def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.float64], isolated: Tensor) -> None:
+def check_on_cluster(
+    other: Domain, z: NDArray[np.integer], pos: NDArray[np.float64], isolated: Tensor, precision: str = "native"
+) -> None:
     """Compare a domain with the potential on a cluster of local atoms, without other processes.
 
     Args:
@@ -255,6 +257,7 @@ def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.floa
         z: [n] atomic numbers of the local atoms.
         pos: [≥ n, 3] Å, those of the local atoms first.
         isolated: [max_z] eV float64, energies of isolated atoms by the network.
+        precision: of the kernels, "native" or "mixed".
 
     Raises:
         RuntimeError: energies or forces differ.
@@ -278,7 +281,7 @@ def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.floa
     )  # fmt: skip
     network = expected.atom_energies - constant_energies(potential, placed)
     scale = float((network.abs() + isolated[cluster.z].to(network.device).abs()).max())
-    require_result(found, None, expected, potential, placed, "native", scale)
+    require_result(found, None, expected, potential, placed, precision, scale)
 
 
 @dataclass(eq=False)

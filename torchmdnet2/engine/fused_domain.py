@@ -30,7 +30,7 @@ __all__ = ["FusedDomain"]
 
 
 class FusedDomain(Domain):
-    """Evaluates a domain on Triton kernels, in float32.
+    """Evaluates a domain on Triton kernels, in float32 or in mixed precision.
 
     The first use of each set of launch shapes is checked against the potential in float64.
 
@@ -38,12 +38,13 @@ class FusedDomain(Domain):
         potential: on a CUDA device (or under Triton's interpreter), in float32; one that
             `backends.fused_reason` is "".
         charge: total charge in e of the whole structure.
+        precision: "native" or "mixed".
     """
 
-    def __init__(self, potential: Potential, charge: float):
+    def __init__(self, potential: Potential, charge: float, precision: str = "native"):
         super().__init__(potential, charge)
         self.device = potential.device
-        self._model = FusedModel(potential, "native")
+        self._model = FusedModel(potential, precision)
         self._net: Any = self._model.net
         self._factor = float(self._net.charge_input(torch.full((1,), charge, dtype=torch.float64)))
         self._checked: set[Any] = set()
@@ -227,7 +228,8 @@ class FusedDomain(Domain):
         other = copy.copy(self)
         other._start()
         other._checking, other._checked = self._shapes, {self._shapes}
-        check_on_cluster(other, self.numbers[: self.num_local], pos, self._model.isolated.cpu())
+        isolated = self._model.isolated.cpu()
+        check_on_cluster(other, self.numbers[: self.num_local], pos, isolated, self._model.precision)
 
     def atoms_that_fit(self) -> int | None:
         if self.device.type != "cuda" or not self.num_local:
@@ -241,4 +243,5 @@ class FusedDomain(Domain):
 
     def describe(self) -> str:
         kind = type(self.potential.representation).__name__
-        return f"fused {kind} kernels (Triton), float32, on {self.device}"
+        arithmetic = "float32" if self._model.precision == "native" else "mixed precision"
+        return f"fused {kind} kernels (Triton), {arithmetic}, on {self.device}"
