@@ -6,11 +6,13 @@ import copy
 
 import pytest
 import torch
-from aimnet2_cases import CASES, assert_same, batch, make, structure
+from aimnet2_cases import CASES, COULOMB, assert_same, batch, make, structure
 
 from torchmdnet2 import Evaluator, System, load
 
 pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
+
+from torchmdnet2.models.aimnet2.cpu import CHUNK
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -30,6 +32,14 @@ def test_a_batch_whose_atoms_take_turns():
     found = evaluator(mixed)
     assert_same(found, model, mixed, False)
     assert torch.equal(evaluator(mixed, forces=False).energy, found.energy)
+
+
+def test_atoms_in_several_chunks():
+    """54 atoms: the products take them in three chunks."""
+    model, molecules = make((COULOMB,)), [structure("CH3CH2OH", charge) for charge in (0.0, 1.0, -1.0, 0.0, 1.0, 0.0)]
+    atoms = System.concatenate(molecules)
+    assert atoms.num_atoms > 2 * CHUNK
+    assert_same(Evaluator(model)(atoms), model, atoms, False)
 
 
 def test_the_shipped_potential():

@@ -7,6 +7,7 @@ float32, since numba would compute in float64 otherwise.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,17 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import extending, njit, types
 from numba.core import cgutils
+from numba.core.typing import signature
+from numba.core.typing.templates import ConcreteTemplate, infer_global
 
 from ...kernels.compiling_cpu import INNER
 
 __all__ = [
-    "LANES", "ROWS", "add", "add_square_adjoint", "ascend", "call", "dense", "descend", "edge_gradients", "embed",
-    "gather", "gather_adjoint", "inline", "layer_norm", "layer_norm_adjoint", "load9", "log_norm",
-    "log_norm_adjoint", "mix", "norm_gradient", "normalise_adjoint", "panels", "part_norms", "place_edges",
-    "product", "product_adjoint", "row_force", "scale", "scale_parts", "sigmoid", "silu", "silu_slope", "square",
-    "squared_norm", "store9", "store9_scaled",
+    "LANES", "PANELS", "ROWS", "add", "add_square_adjoint", "adds_products", "ascend", "call", "dense", "descend",
+    "edge_gradients", "embed", "gather", "gather_adjoint", "inline", "layer_norm", "layer_norm_adjoint", "load",
+    "load9", "log_norm", "log_norm_adjoint", "mix", "norm_gradient", "normalise_adjoint", "panels", "part_norms",
+    "place_edges", "product", "product_adjoint", "repeat", "row_force", "scale", "scale_parts", "sigmoid", "silu",
+    "silu_slope", "square", "squared_norm", "store", "store9", "store9_scaled", "total", "zeros",
 ]  # fmt: skip
 
 
@@ -214,6 +217,109 @@ def add_square_adjoint(q, d, g):
     return add(g, scale(q, compose_adjoint(u)))
 
 
+# --- Vectors of LANES numbers in registers on the CPU, for sums that numba would write to memory after each step ---
+
+LANES = 16
+
+intrinsic: Any = extending.intrinsic  # by its type, callers would have to give the context too
+
+
+class _Vector(types.Type):
+    """LANES numbers in float32: `+`, `-` and `*` of two of them, and the functions below."""
+
+    def __init__(self) -> None:
+        super().__init__(f"Vector{LANES}")
+
+
+_VECTOR, _LLVM_VECTOR = _Vector(), ir.VectorType(ir.FloatType(), LANES)
+
+
+@extending.register_model(_Vector)
+class _VectorModel(extending.models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any):
+        super().__init__(manager, kind, _LLVM_VECTOR)
+
+
+for _operator, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+
+    @infer_global(_operator)
+    class _Operator(ConcreteTemplate):
+        cases = (signature(_VECTOR, _VECTOR, _VECTOR),)
+
+    @extending.lower_builtin(_operator, _VECTOR, _VECTOR)
+    def _lower(_context, builder, _signature, arguments, name=_instruction):
+        return getattr(builder, name)(*arguments, flags=("fast",))
+
+
+def _at(context, builder, array, values):
+    """Pointer to LANES numbers from a place on; contiguous arrays are counted as if they had one dimension."""
+    if array.layout != "C" or array.dtype != types.float32:
+        raise TypeError(f"vectors are in contiguous arrays of float32, not in {array}")
+    data = context.make_array(array)(context, builder, values[0]).data
+    return builder.bitcast(builder.gep(data, [values[1]]), _LLVM_VECTOR.as_pointer())
+
+
+@intrinsic
+def load(_typing, array, at):
+    """The numbers from place `at` on of an array, which is contiguous and float32."""
+
+    def generate(context, builder, given, values):
+        return builder.load(_at(context, builder, given.args[0], values), align=4)
+
+    return _VECTOR(array, types.intp), generate
+
+
+@intrinsic
+def store(_typing, array, at, vector):
+    """Write a vector to where `load` would read it."""
+
+    def generate(context, builder, given, values):
+        builder.store(values[2], _at(context, builder, given.args[0], values), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector), generate
+
+
+def _filled(builder, number):
+    """A vector of one number."""
+    lane, nothing = ir.IntType(32), ir.Constant(_LLVM_VECTOR, ir.Undefined)
+    one = builder.insert_element(nothing, number, ir.Constant(lane, 0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(lane, LANES), [0] * LANES))
+
+
+@intrinsic
+def zeros(_typing):
+    """A vector of zeros."""
+
+    def generate(_context, _builder, _signature, _values):
+        return ir.Constant(_LLVM_VECTOR, [0.0] * LANES)
+
+    return _VECTOR(), generate
+
+
+@intrinsic
+def repeat(_typing, array, at):
+    """The number at a place in all lanes."""
+
+    def generate(context, builder, given, values):
+        first = builder.bitcast(_at(context, builder, given.args[0], values), ir.FloatType().as_pointer())
+        return _filled(builder, builder.load(first))
+
+    return _VECTOR(array, types.intp), generate
+
+
+@intrinsic
+def total(_typing, vector):
+    """The sum of the lanes."""
+
+    def generate(_context, builder, _signature, values):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _LLVM_VECTOR])
+        add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
+        return builder.call(add, [ir.Constant(ir.FloatType(), 0.0), values[0]], fastmath=("fast",))
+
+    return types.float32(vector), generate
+
+
 # --- Matrix products of a few rows on the CPU, at the full rate of one core: numba functions, called by the kernels ---
 #
 # Weights W [K, N] are stored in panels of LANES columns, [N/LANES, K, LANES], which are read from front to back. The
@@ -222,11 +328,7 @@ def add_square_adjoint(q, d, g):
 ROWS = 4
 """Atoms at a time. With 16 columns their sums fill half of the registers of AVX2, with 32 a quarter of AVX-512's."""
 
-LANES = 16
-
 ZERO = np.float32(0)
-
-intrinsic: Any = extending.intrinsic  # by its type, callers would have to give the context too
 
 
 def panels(w: Any) -> Any:
@@ -234,8 +336,8 @@ def panels(w: Any) -> Any:
     return np.ascontiguousarray(np.moveaxis(w.reshape(*w.shape[:-1], -1, LANES), -2, -3))
 
 
-def _products(panels: int) -> Any:
-    """y += x @ w for ROWS rows of K numbers from at_x on, `panels` panels of w from at_w on, as many LANES of y.
+def adds_products(rows: int, panels: int) -> Any:
+    """y += x @ w for `rows` rows of K numbers from at_x on, `panels` panels of w from at_w on, as many LANES of y.
 
     Places and strides count numbers of the arrays, which are contiguous and float32.
     """
@@ -243,26 +345,23 @@ def _products(panels: int) -> Any:
     def generate(context, builder, signature, arguments):
         _x, at_x, x_stride, _w, at_w, _y, at_y, y_stride, size = arguments
         x, w, y = (context.make_array(signature.args[k])(context, builder, arguments[k]).data for k in (0, 3, 5))
-        index, lane = ir.IntType(64), ir.IntType(32)
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        nothing, first = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
+        index = ir.IntType(64)
 
         def place(start, stride, row):
             return builder.add(start, builder.mul(stride, ir.Constant(index, row)))
 
         def lanes(base, at):
-            return builder.bitcast(builder.gep(base, [at]), vector.as_pointer())
+            return builder.bitcast(builder.gep(base, [at]), _LLVM_VECTOR.as_pointer())
 
         begins = [builder.add(at_w, builder.mul(size, ir.Constant(index, p * LANES))) for p in range(panels)]
         columns = [builder.add(at_y, ir.Constant(index, p * LANES)) for p in range(panels)]
-        out = [[lanes(y, place(column, y_stride, row)) for column in columns] for row in range(ROWS)]
+        out = [[lanes(y, place(column, y_stride, row)) for column in columns] for row in range(rows)]
         sums = [[cgutils.alloca_once_value(builder, builder.load(at, align=4)) for at in row] for row in out]
         with cgutils.for_range(builder, size) as loop:
             weights = [builder.load(lanes(w, place(begin, loop.index, LANES)), align=4) for begin in begins]
             for row, totals in enumerate(sums):
-                number = builder.load(builder.gep(x, [builder.add(place(at_x, x_stride, row), loop.index)]))
-                number = builder.insert_element(nothing, number, ir.Constant(lane, 0))
-                number = builder.shuffle_vector(number, nothing, first)
+                at = builder.add(place(at_x, x_stride, row), loop.index)
+                number = _filled(builder, builder.load(builder.gep(x, [at])))
                 for weight, total in zip(weights, totals, strict=True):
                     product = builder.fmul(number, weight, flags=("fast",))
                     builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
@@ -282,7 +381,7 @@ def _products(panels: int) -> Any:
 
 # sums of two panels fill the registers of AVX-512 and hide the latency of its additions; others have half as many
 PANELS = 2 if get_host_cpu_features().get("avx512f") else 1
-_add_product, _add_products = _products(1), _products(PANELS)
+_add_product, _add_products = adds_products(ROWS, 1), adds_products(ROWS, PANELS)
 
 
 @call
