@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.data import covalent_radii
-from ase.geometry import get_dihedrals
+from ase.geometry import get_angles, get_dihedrals
 from ase.io import read, write
 
 from torchmdnet2.benchmark import water_box
@@ -35,6 +35,8 @@ from torchmdnet2.md.page import distances
 BLOCKS = 5  # of a run, for errors of means
 SETTINGS: dict[str, tuple[str | None, int | None, float, float | None]] = {
     "0.5 fs": (None, None, 0.5, None),
+    "1 fs": (None, None, 1.0, None),
+    "1 fs, 2 x springs": ("springs", 2, 1.0, None),
     "1.5 fs, 3 x springs": ("springs", 3, 1.5, None),
     "2 fs, 4 x springs": ("springs", 4, 2.0, None),
     "2.5 fs, 3 x springs, H of 3 amu": ("springs", 3, 2.5, 3.0),
@@ -153,12 +155,16 @@ def draw_curve(folder: Path) -> None:
 
 def nve(options: argparse.Namespace) -> dict[str, Any]:
     result = run(options, begin(options), "nve", options.time, every=100)
-    total = np.array([row.conserved_eV for row in result.rows]) / len(result.atoms)
-    fit = np.polyval(np.polyfit(np.arange(len(total)), total, 1), np.arange(len(total)))
     return {
         "ps": options.time, "drift, eV/atom/ps": result.drift, "goal": 1e-5, "ns_per_day": result.ns_per_day,
-        "energy fluctuates by, eV/atom": (total - fit).std(), "K": mean([row.temperature_K for row in result.rows]),
+        "energy fluctuates by, eV/atom": fluctuation(result), "K": mean([row.temperature_K for row in result.rows]),
     }  # fmt: skip
+
+
+def fluctuation(result: MDResult) -> float:
+    """Standard deviation of the conserved energy around its drift, eV/atom."""
+    total, k = np.array([row.conserved_eV for row in result.rows]) / len(result.atoms), np.arange(len(result.rows))
+    return (total - np.polyval(np.polyfit(k, total, 1), k)).std()
 
 
 def cost(options: argparse.Namespace) -> dict[str, Any]:
@@ -175,7 +181,7 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
 def inner(options: argparse.Namespace) -> dict[str, Any]:
     """Speed and drift at constant energy, distributions at 300 K, of all SETTINGS."""
     atoms = read(options.molecule) if options.molecule else begin(options)
-    bonds, torsions = bonded(atoms)
+    kinds = bonded(atoms)
     found: dict[str, Any] = {"atoms": len(atoms)}
     for number, (name, (potential, steps, timestep, hydrogen)) in enumerate(SETTINGS.items()):
         given = {"inner": potential, "inner_steps": steps, "timestep": timestep, "hydrogen_mass": hydrogen}
@@ -193,20 +199,22 @@ def inner(options: argparse.Namespace) -> dict[str, Any]:
         late = [frame for some in frames for frame in some[len(some) // 4 :]]
         kelvin = [row.temperature_K for replica in warm.replicas for row in replica.rows[len(replica.rows) // 4 :]]
         found[name] = {
-            "ns_per_day": free.ns_per_day, "drift, eV/atom/ps": free.drift, "K": mean(kelvin),
+            "ns_per_day": free.ns_per_day, "drift, eV/atom/ps": free.drift,
+            "energy fluctuates by, eV/atom": fluctuation(free), "K": mean(kelvin),
             "times as fast": free.ns_per_day / found.get("0.5 fs", {}).get("ns_per_day", free.ns_per_day),
-            **measured(late, bonds, torsions),
+            **measured(late, *kinds),
         }  # fmt: skip
         print(name, found[name], flush=True)
     return found
 
 
-def bonded(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
-    """Bonds [n, 2], and chains of four atoms [m, 4] without hydrogen."""
+def bonded(atoms: Atoms) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bonds [n, 2], angles [k, 3] around the atom in the middle, and chains of four atoms [m, 4] without hydrogen."""
     radii = covalent_radii[atoms.numbers]
     d = atoms.get_all_distances(mic=bool(atoms.pbc.any())) / (radii[:, None] + radii)
     near = (d < 1.25) & ~np.eye(len(atoms), dtype=bool)
     heavy = near & (atoms.numbers > 1)[:, None] & (atoms.numbers > 1)
+    angles = [(i, m, j) for m, own in enumerate(near) for i, j in itertools.combinations(np.flatnonzero(own), 2)]
     chains = [
         (a, b, c, d)
         for b, c in np.argwhere(np.triu(heavy))
@@ -214,26 +222,34 @@ def bonded(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
         for d in np.flatnonzero(heavy[c])
         if len({a, b, c, d}) == 4
     ]
-    return np.argwhere(np.triu(near)), np.array(chains, int).reshape(-1, 4)
+    return np.argwhere(np.triu(near)), np.array(angles, int).reshape(-1, 3), np.array(chains, int).reshape(-1, 4)
 
 
-def measured(frames: list[Atoms], bonds: np.ndarray, torsions: np.ndarray) -> dict[str, Any]:
-    """Mean and standard deviation of bonds by kind, and means of cos φ and cos 2φ of torsions."""
-    lengths, angles = [], []
+def measured(frames: list[Atoms], bonds: np.ndarray, angles: np.ndarray, torsions: np.ndarray) -> dict[str, Any]:
+    """Mean and standard deviation of bonds (Å) and angles (degrees) by kind, and means of cos φ and cos 2φ of
+    torsions."""
+    lengths, bends, turns = [], [], []
     for atoms in frames:
-        vectors = atoms.positions[bonds[:, 1]] - atoms.positions[bonds[:, 0]]
-        if atoms.pbc.any():
-            vectors -= np.round(vectors @ np.linalg.inv(atoms.cell.array)) @ atoms.cell.array
-        lengths.append(np.linalg.norm(vectors, axis=1))
+
+        def between(i: np.ndarray, j: np.ndarray, atoms: Atoms = atoms) -> np.ndarray:
+            vectors = atoms.positions[j] - atoms.positions[i]
+            if atoms.pbc.any():
+                vectors -= np.round(vectors @ np.linalg.inv(atoms.cell.array)) @ atoms.cell.array
+            return vectors
+
+        lengths.append(np.linalg.norm(between(*bonds.T), axis=1))
+        bends.append(get_angles(between(*angles[:, [1, 0]].T), between(*angles[:, [1, 2]].T)))
         if len(torsions):
-            a, b, c, d = (atoms.positions[torsions[:, k]] for k in range(4))
-            angles.append(np.radians(get_dihedrals(b - a, c - b, d - c)))
-    symbols = frames[0].get_chemical_symbols()
-    kinds = np.array(["-".join(sorted((symbols[i], symbols[j]))) for i, j in bonds])
-    stacked = np.stack(lengths)
-    found = {kind: [stacked[:, kinds == kind].mean(), stacked[:, kinds == kind].std()] for kind in sorted(set(kinds))}
-    if angles:
-        found["cos φ, cos 2φ"] = [np.cos(angles).mean(), np.cos(2 * np.array(angles)).mean()]
+            turns.append(np.radians(get_dihedrals(*(between(*torsions[:, [k, k + 1]].T) for k in range(3)))))
+    symbols = np.array(frames[0].get_chemical_symbols())
+    found = {}
+    for atoms_of, values in ((bonds, np.stack(lengths)), (angles, np.stack(bends))):
+        ends = np.sort(symbols[atoms_of[:, [0, -1]]], 1)
+        middle = symbols[atoms_of[:, 1:-1]]
+        kinds = np.array(["-".join((a, *m, b)) for (a, b), m in zip(ends, middle, strict=True)])
+        found |= {kind: [values[:, kinds == kind].mean(), values[:, kinds == kind].std()] for kind in sorted({*kinds})}
+    if turns:
+        found["cos φ, cos 2φ"] = [np.cos(turns).mean(), np.cos(2 * np.array(turns)).mean()]
     return found
 
 
