@@ -62,11 +62,14 @@ def test_the_source_archive_holds_what_the_readme_uses(built):
 
 
 def test_the_conda_recipe_agrees():
-    """Version and dependencies are those of pyproject.toml; conda has no extras, so the most useful are in it."""
+    """Version and dependencies are those of pyproject.toml, by conda-forge's names, with the most useful extras."""
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     recipe = yaml.safe_load((ROOT / "scripts" / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = {line.replace("torch>=", "pytorch>=") for line in project["dependencies"] + extras["cpu"] + extras["hdf5"]}
-    assert {line.replace(" ", "") for line in recipe["requirements"]["run"]} == wanted | {"python>=3.10"}
+    names = {"torch": "pytorch", "vesin": "python-vesin"}
+    lines = [line.partition(">=") for line in project["dependencies"] + extras["cpu"] + extras["hdf5"]]
+    wanted = {f"{names.get(name, name)} >={version}" for name, _, version in lines}
+    needs = recipe["requirements"]
+    assert {*needs["run"], *needs["run_constraints"]} == wanted | {"python >=3.10"}
     assert recipe["context"]["version"] == __version__
