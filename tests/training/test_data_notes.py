@@ -473,7 +473,7 @@ def test_a_wrong_cell_is_named_alone(raw_config, tmp_path, scale, pbc, words):
         assert not found
     else:
         (note,) = found
-        assert note.startswith("the cell of 30 checked training frames looks wrong: a pair") and words in note
+        assert note.startswith("the cell of 30 checked training frames looks wrong: a pair potential") and words in note
 
 
 def test_stress_of_another_sign_unit_or_order(raw_config, tmp_path):
