@@ -553,7 +553,9 @@ def test_a_cell_in_free_text_is_named(tmp_path, comment, named):
 
 
 def test_a_charge_in_a_dictionary_is_named():
-    with pytest.warns(StructureWarning, match=r"'charge' in info\['molecule'\] is not read: write charge=-2 beside it"):
+    with pytest.warns(
+        StructureWarning, match=r"'charge' in info\['molecule'\] is not read: write charge=-2 outside of it"
+    ):
         charge_and_spin(oxalate(molecule={"charge": -2, "multiplicity": 1}))
     with pytest.warns(StructureWarning, match=r"'multiplicity' in info\['molecule'\] is not read: write spin=3"):
         charge_and_spin(oxalate(molecule={"charge": 0, "multiplicity": 3}))

@@ -39,7 +39,7 @@ class TorchMDNet2Model(ModelInterface):
         model: path of a .tmn file, name of a potential, or a Potential (copied: later changes to it have no effect).
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of network and states, torch.float32 or torch.float64; None keeps the stored one.
-        compute_forces: True if `forward` returns forces beside the energy; can be set later.
+        compute_forces: True if `forward` returns forces in addition to the energy; can be set later.
         compute_stress: likewise for the stress.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.

@@ -275,7 +275,7 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
 
 
 def _print_members(models: Sequence[str], found: EnsembleEvaluation) -> None:
-    """Print the RMSE of each member, and the spread beside the error of the mean."""
+    """Print the RMSE of each member, the spread of the members and the error of their mean."""
     from ..training.steps.loss import shown
 
     names = [name for name in found.errors if name != "forces_by_element"]

@@ -327,7 +327,7 @@ def _of_nested(entries: Mapping[str, Any], name: str) -> Iterator[str]:
             and value != usual
         ):
             quantity, value = ("spin", value + 1) if kind == "unpaired" else (kind, value)
-            yield f"'{key}' in {name} is not read: write {quantity}={value:g} beside it"
+            yield f"'{key}' in {name} is not read: write {quantity}={value:g} outside of it"
 
 
 def _of_symbols(info: Mapping[str, Any], known: Collection[str], name: str) -> Iterator[str]:

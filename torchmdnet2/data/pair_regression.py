@@ -96,7 +96,7 @@ class Regression:
         energy: factor of the energies, after faults are undone; None if the model does not describe the forces.
         per_atom: the same, if the energies are energies per atom.
         stress: order of the components -> factor of the stresses; empty without stresses.
-        freedom: number of independent energies: the frames less what composition, volume and state explain.
+        freedom: number of independent energies: the number of frames minus what composition, volume and state explain.
         cell: words for another cell, with which the fit is much better; nothing else is compared then.
     """
 

@@ -281,7 +281,7 @@ class InMemoryDataset(Dataset):
 
 
 class LoadedDataset(InMemoryDataset):
-    """All frames of a reader, read once and kept in memory.
+    """Keeps all frames of a reader in memory, read once.
 
     Args:
         reader: the reader.

@@ -472,7 +472,7 @@ _T = TypeVar("_T", Found, Frame)
 
 
 class Beside:
-    """What the files .CHRG and .UHF of xtb beside a file state of the molecule in it; false if they state nothing.
+    """Charge and multiplicity in the files .CHRG and .UHF of xtb beside a file; false if they state nothing.
 
     A .UHF of 0 states nothing: xtb takes it for the lowest multiplicity.
 

@@ -47,7 +47,7 @@ _options = attrgetter(
 
 @dataclass(eq=False)
 class Task:
-    """What an Evaluator evaluates: potential, precision, use of graphs.
+    """The task of an Evaluator: potential, precision, use of graphs.
 
     Args:
         potential: in evaluation mode.
@@ -246,7 +246,7 @@ def unsupported_system(system: System) -> str:
 # --- Backends on static buffers: fused kernels, and autograd in CUDA graphs ---
 
 KEPT = 8  # sizes of systems whose buffers and graphs are kept
-KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the size in use
+KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept besides the size in use
 GRAPHS_UP_TO = 50_000  # atoms; above, launch overhead is negligible
 AUTOGRAD_UP_TO = 5_000  # the same for potentials without fused kernels
 _Key = tuple[Any, ...]

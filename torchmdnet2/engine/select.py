@@ -179,7 +179,7 @@ def exact_isolated_energies(potential: Potential) -> Tensor:
 
 
 class Offsets:
-    """What is subtracted from and added to the energies of atoms that kernels give.
+    """Energies that are subtracted from and added to the energies of atoms that kernels give.
 
     Args:
         potential: whose networks they are of.

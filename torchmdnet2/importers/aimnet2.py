@@ -457,7 +457,7 @@ def _refusal(kind: str, reason: str) -> str:
 
 
 def _coulomb(content: Mapping[str, Any], terms: Mapping[str, ScriptModule]) -> dict[str, Any] | None:
-    """Return the section of the prior "coulomb": the whole energy less its short-range part."""
+    """Return the section of the prior "coulomb": the whole energy minus its short-range part."""
     mode, needed = content.get("coulomb_mode", "none"), bool(content.get("needs_coulomb"))
     embedded = next((term.attributes for term in terms.values() if term.kind == "SRCoulomb"), None)
     if mode not in ("none", "sr_embedded") or (mode == "sr_embedded") != (embedded is not None):

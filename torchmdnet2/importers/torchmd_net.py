@@ -547,7 +547,7 @@ def _output(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _priors(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
-    """Return reference energies, less the energies of isolated atoms, and the repulsion of TensorNet2."""
+    """Return reference energies, minus the energies of isolated atoms, and the repulsion of TensorNet2."""
     args: dict[str, Any] = {"prior_model": None, "prior_args": []}
     table = torch.zeros(potential.representation.max_z, dtype=torch.float64)
     any_reference = False

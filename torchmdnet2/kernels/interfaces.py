@@ -117,7 +117,7 @@ class CpuChargeNetwork(CpuNetwork):
 
 
 class CpuSums(NamedTuple):
-    """What terms add to, float64.
+    """Sums to which terms add, float64.
 
     Attributes:
         energy [N] eV, forces [N, 3] eV/Å, virial [N, 9] eV: as `TermSums`.
@@ -285,7 +285,7 @@ class GpuNetwork(ABC):
     Attributes:
         device: of the weights.
         unit: eV, the unit of energies and their gradients in the buffers.
-        allocates: `run` takes memory beside the buffers, by PyTorch, which a graph then holds.
+        allocates: `run` takes memory besides the buffers, by PyTorch, which a graph then holds.
     """
 
     device: torch.device
@@ -356,7 +356,7 @@ class GpuTerm(ABC):
             Infinity: it takes all pairs of a structure itself, and gets no list.
         uses_charges: it needs the charges that the network predicts.
         by_autograd: PyTorch launches what it needs, on a list that ends at its cutoff (0: none) and has shifts.
-        allocates: PyTorch launches a part of it, and takes memory beside the buffers, which a graph then holds.
+        allocates: PyTorch launches a part of it, and takes memory besides the buffers, which a graph then holds.
         name: in reports.
     """
 

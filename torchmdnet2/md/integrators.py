@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class State:
-    """All that changes from step to step, which is what a restart needs.
+    """The state of a simulation: all that changes from step to step, as a restart needs it.
 
     Attributes:
         pos: [N, 3] Å, not wrapped into the cell.

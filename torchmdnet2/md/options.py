@@ -32,7 +32,7 @@ FORMATS = (".xyz", ".extxyz", ".traj", ".dcd", ".xtc")
 
 @dataclass(frozen=True)
 class MDOptions:
-    """What to simulate, and which files to write.
+    """Options of a simulation, and the files to write.
 
     Args:
         steps: number of time steps in all, also when continuing from a restart file.

@@ -25,7 +25,7 @@ from .guard import Bonds
 __all__ = ["SpringStep", "Springs"]
 
 ORDER = 4
-"""Terms of the force: 1, x, x², x³ of the length less its usual one."""
+"""Terms of the force: 1, x, x², x³ of the length minus its usual value."""
 
 _WIDTH = 0.04  # Å, of the random displacements of the fit
 REACH = 0.25

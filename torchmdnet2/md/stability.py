@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class ReplicaOutcome:
-    """What became of one replica.
+    """The outcome of one replica.
 
     Attributes:
         replica: its number, from 0 on.

@@ -42,7 +42,7 @@ class Graph:
         system: the structure, for heads that read positions or pairs beyond the cutoff; None for isolated atoms.
         pairs: pair lists by cutoff, for such heads; None for isolated atoms.
         readout: [N] True for atoms that heads count; None means all.
-        exchange: in a domain of a larger structure, the source of rows of ghost atoms, which are senders beside the N
+        exchange: in a domain of a larger structure, the source of rows of ghost atoms, which are senders besides the N
             atoms; None without ghosts.
         ghost_z: atomic numbers of the ghosts; None without ghosts.
     """

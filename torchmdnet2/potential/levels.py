@@ -16,7 +16,7 @@ __all__ = ["Level", "build_levels", "chosen_level", "levels_of"]
 
 
 class Level(nn.Module):
-    """A level of theory beside the default one.
+    """A level of theory other than the default one.
 
     Args:
         head: head of this level; None takes the head of the default level.

@@ -389,7 +389,7 @@ class _Source:
                 f"seed={seed} has no effect: only conformers need it, which are made for SMILES and with the option "
                 "conformers; leave it out"
             )
-        #: True if the input is so large that further processes beside the GPU's save time.
+        #: True if the input is so large that further processes besides the GPU's save time.
         self.takes_long = self.embeds or (self.file is not None and self.file.size > _LARGE)
 
     def require_cells(self, coulomb: str | None) -> None:

@@ -63,7 +63,7 @@ class Published(ABC):
         reference_energies: atomic number -> published energy in eV. If empty, fit them (`priors: atomref`, `fit`).
         labels: names of the labels of its frames.
         sources: the files to download.
-        subset_names: subsets that a configuration may name for validation and test, beside the option `subsets`.
+        subset_names: subsets that a configuration may name for validation and test, besides the option `subsets`.
     """
 
     citation: ClassVar[str]

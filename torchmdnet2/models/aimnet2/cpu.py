@@ -50,7 +50,7 @@ class _Layer(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What the neighbors send in a pass.
+    """Values that the neighbors send in a pass.
 
     Attributes:
         channels: C; size: C·R or more, so that vectors fit.

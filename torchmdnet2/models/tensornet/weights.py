@@ -306,7 +306,7 @@ class _Maps:
 
 
 class PackedWeights(_Maps):
-    """All matrices, as `pack` gives them."""
+    """All matrices in the layout of `pack`."""
 
     def __init__(self, w: FrozenTensorNet):
         super().__init__(w, pack)
@@ -332,7 +332,7 @@ def pack_split(w: Tensor) -> Tensor:
 
 
 class SplitWeights(_Maps):
-    """All matrices but the last of the read-out, as `pack_split` gives them, sums over 3F in three parts."""
+    """All matrices but the last of the read-out in the layout of `pack_split`, sums over 3F in three parts."""
 
     def __init__(self, w: FrozenTensorNet):
         f = w.channels

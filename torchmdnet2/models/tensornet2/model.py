@@ -78,7 +78,7 @@ class TensorNet2(Representation):
     """TensorNet2, a TensorNet with latent charges. It loads weights of TorchMD-Net 3.x, with the same parameter names.
 
     The embedding is TensorNet's. After it, and after each interaction layer, C latent charges per atom are predicted
-    and equilibrated to the total charge. The edge filters of the next layer read the charges of both atoms beside the
+    and equilibrated to the total charge. The edge filters of the next layer read the charges of both atoms besides the
     radial basis. The total charge enters in no other way. The prior "zbl" adds a short-range repulsion; the head
     "scalar_coulomb" or the prior "coulomb" adds a Coulomb energy of the charges.
 

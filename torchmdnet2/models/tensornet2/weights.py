@@ -1,6 +1,6 @@
 """Frozen weights of TensorNet2, prepared once for the fused kernels.
 
-Beside those of TensorNet: of the filters the first layer as a table of its radial half and weights of the charges, the
+Besides those of TensorNet: of the filters the first layer as a table of its radial half and weights of the charges, the
 others split into float16 numbers; and the networks that predict charges. Shapes: F channels, L layers, C charge
 channels, padded with zeros to a power of two of at least 16.
 """

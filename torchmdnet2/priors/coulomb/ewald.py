@@ -315,7 +315,7 @@ class _Part(ABC):
 
 
 class _Molecule(_Part):
-    """All pairs."""
+    """A molecule: the sum over all pairs."""
 
     def __init__(self, sums: EwaldSum, b: int, atoms: Tensor, system: System):
         super().__init__(sums, b, atoms)

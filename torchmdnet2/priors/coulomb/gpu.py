@@ -9,7 +9,7 @@ inputs give results that are equal to the bit. One atom adds to p³ points. The 
 k_y), its columns k_z; P is p or the next power of two, ROWS is p² or the next power of two.
 
 The mesh depends on charges and positions alone, and its kernels are many and small. So it is computed on a separate
-stream, beside the sums over pairs.
+stream, in parallel to the sums over pairs.
 
 Shapes: N atoms, B structures, M = M_1 × M_2 × M_3 mesh points, p spline order.
 """

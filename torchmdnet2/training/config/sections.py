@@ -420,7 +420,7 @@ class SourceConfig(Section):
 
 
 class LevelConfig(Section):
-    """What each further level of theory has besides the shared network."""
+    """Settings of each further level of theory, besides the shared network."""
 
     readout: Literal["own", "shared"] = Field(default="own", description="the head of energies")
     references: Literal["own", "shared"] = Field(default="own", description="reference energies, fitted to its frames")
@@ -630,7 +630,7 @@ RULES: dict[str, Rule] = {
         lambda c: c.data.dataset is None, "belongs to data files, and data.dataset is a published data set"
     ),
     "data.keys.config_type": Rule(lambda c: bool(c.training.loss.config_weights), "needs training.loss.config_weights"),
-    "data.split.train": Rule(lambda c: c.data.split.file is None, "is not read beside data.split.file"),
+    "data.split.train": Rule(lambda c: c.data.split.file is None, "is not read together with data.split.file"),
     "data.split.seed": Rule(
         lambda c: (
             c.data.split.file is None
@@ -641,7 +641,7 @@ RULES: dict[str, Rule] = {
     **{
         f"data.split.{name}": Rule(
             lambda c, name=name: c.data.split.file is None and getattr(c.data, name) is None,  # type: ignore[misc]
-            f"is not read beside data.{name} or data.split.file",
+            f"is not read together with data.{name} or data.split.file",
             (0,),
         )
         for name in ("validation", "test")
@@ -658,7 +658,7 @@ RULES: dict[str, Rule] = {
     "training.lr_min": Rule(_has_schedule("cosine", "plateau"), "needs lr_schedule: cosine or plateau"),
     "training.lr_patience": Rule(_has_schedule("plateau"), "needs lr_schedule: plateau"),
     "training.lr_factor": Rule(_has_schedule("plateau"), "needs lr_schedule: plateau"),
-    "training.batch_size": Rule(lambda c: not _budget(c), "is not read beside max_atoms or max_edges"),
+    "training.batch_size": Rule(lambda c: not _budget(c), "is not read together with max_atoms or max_edges"),
     "training.energy_scale": Rule(
         lambda c: c.head is not None and c.init is None,
         "needs a head of energies and random weights to start from: fine-tuning keeps the scale of its file",

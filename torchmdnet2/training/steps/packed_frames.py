@@ -124,7 +124,7 @@ def _pairs_within(atoms: int) -> np.ndarray:
 
 @dataclass(eq=False)
 class FurtherPart:
-    """What property heads and priors that read charges need of some frames: B frames with N atoms.
+    """Data of some frames for property heads and priors that read charges: B frames with N atoms.
 
     Attributes:
         batch: [N] number of the frame of each atom, ascending.
@@ -149,7 +149,7 @@ class FurtherPart:
 
 @dataclass(eq=False)
 class Further:
-    """What property heads and priors that read charges need of a batch: B + 1 structures, the last being the padding.
+    """Data of a batch for property heads and priors that read charges: B + 1 structures, the last being the padding.
 
     Attributes:
         labels: name -> [N, …] or [B + 1, …] float64; NaN where absent.

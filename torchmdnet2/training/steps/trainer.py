@@ -635,7 +635,7 @@ def predict(potential: Potential, batch: Batch, properties: Properties, create_g
 
 
 def with_volume(system: System) -> System:
-    """Give molecules a unit cell beside periodic structures in one batch; their stress has no label."""
+    """Give molecules a unit cell if a batch also has periodic structures; their stress has no label."""
     flat = (system.volume == 0) & ~system.pbc.any(1)
     eye = torch.eye(3, dtype=system.dtype, device=system.device).expand_as(system.cell)
     return system.replace(cell=torch.where(flat[:, None, None], eye, system.cell))
