@@ -325,9 +325,9 @@ def test_options_and_refusals(tmp_path):
     assert abs(loaded(cell).energy - potential(cell).energy) > 1e-4
     with pytest.raises(ValueError, match=r"coulomb must be 'pme'.*'dsf'"):
         load(tmp_path / "m.tmn", coulomb="ewald")
-    with pytest.raises(ValueError, match=r"system 1 is periodic in one or two directions only.*vacuum"):
+    with pytest.raises(ValueError, match=r"structure 1 is periodic in one or two directions only.*vacuum"):
         potential(System.concatenate([cell, atoms(6, CUBE, 2, pbc=[True, True, False])]))
-    with pytest.warns(StructureWarning, match=r"system 1 is a periodic cell of charge -1.*uniform background"):
+    with pytest.warns(StructureWarning, match=r"structure 1 is a periodic cell of charge -1.*uniform background"):
         potential(System.concatenate([cell, atoms(6, CUBE, 2, -1.0)]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -143,7 +143,7 @@ def test_compiled_paths_leave_derivatives_to_the_potential(build):
 
 def test_checks_warn_within_transforms_as_they_do_outside():
     made, system = tiny_potential(compositions=[{"1": 2, "8": 1}]), System.from_ase(molecule("CH4"))
-    with pytest.warns(UndeterminedEnergyWarning, match="system 0 is CH4"):
+    with pytest.warns(UndeterminedEnergyWarning, match="structure 0 is CH4"):
         grad(lambda pos: made(system.replace(pos=pos)).energy.sum())(system.pos)
 
 

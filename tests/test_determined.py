@@ -93,7 +93,7 @@ def test_models_keep_it_and_warn_once(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(System.concatenate([water, water]))
-    with pytest.warns(UndeterminedEnergyWarning, match="system 1 is HO: .* only those of H2O and of combinations"):
+    with pytest.warns(UndeterminedEnergyWarning, match="structure 1 is HO: .* only those of H2O and of combinations"):
         model(System.concatenate([water, hydroxyl]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

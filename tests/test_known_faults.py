@@ -212,7 +212,7 @@ def test_w16_calculator_counts_all_neighbors():
 def test_w17_spin_is_not_ignored(spin):
     """A model that does not know spin refuses a high-spin state instead of answering with another one."""
     system = System.from_ase(ethanol())
-    with pytest.raises(ValueError, match="system 0 has spin multiplicity"):
+    with pytest.raises(ValueError, match="structure 0 has spin multiplicity"):
         tiny_potential()(system.replace(spin=torch.tensor([spin])))
 
 
@@ -258,7 +258,7 @@ def test_a_list_that_lacks_edges_is_refused():
 def test_not_a_number_is_refused():
     """Bar R11: positions, cell and charge, by name."""
     good = System.from_ase([silicon(), molecule("H2O")])
-    places = (("pos", (3, 1), "atom 3"), ("cell", (0, 2, 1), "system 0"), ("charge", (1,), "system 1"))
+    places = (("pos", (3, 1), "atom 3"), ("cell", (0, 2, 1), "structure 0"), ("charge", (1,), "structure 1"))
     for name, index, words in places:
         for value in (float("nan"), float("inf"), -float("inf")):
             bad = getattr(good, name).clone()

@@ -59,9 +59,9 @@ def model_file(tmp_path_factory):
 def test_untrained_charge_is_refused():
     """By the potential, its evaluator and a bound step, also in a batch; what was trained is not."""
     for call in (NEUTRAL, Evaluator(NEUTRAL), Evaluator(NEUTRAL).bind):
-        with pytest.raises(UntrainedCharge, match=f"system 0 has {WORDS}"):
+        with pytest.raises(UntrainedCharge, match=f"structure 0 has {WORDS}"):
             call(ion())
-        with pytest.raises(UntrainedCharge, match="system 1 has the total charge -2"):
+        with pytest.raises(UntrainedCharge, match="structure 1 has the total charge -2"):
             call(System.concatenate([ion(0.0), ion(-2.0)]))
         call(ion(0.0))
     assert torch.isfinite(tiny_potential(total_charges=[-1, 0, 1])(ion()).energy).all()
@@ -101,9 +101,9 @@ def test_odd_numbers_of_electrons_are_refused_by_models_of_closed_shells(tmp_pat
     potential = tiny_potential(total_charges=[0, 1], closed_shell=True)
     words = r"an odd number of electrons, 25 with the total charge 1, .* closed shells only: check the charge and"
     for call in (potential, Evaluator(potential), Evaluator(potential).bind):
-        with pytest.raises(UntrainedCharge, match="system 0 has " + words):
+        with pytest.raises(UntrainedCharge, match="structure 0 has " + words):
             call(ion())
-        with pytest.raises(UntrainedCharge, match="system 1 has " + words):
+        with pytest.raises(UntrainedCharge, match="structure 1 has " + words):
             call(System.concatenate([ion(0.0), ion()]))
         call(ion(0.0))
     save(potential, tmp_path / "m.tmn")
@@ -233,7 +233,7 @@ def test_untrained_charge_on_the_command_line(model_file, tmp_path, capsys, monk
     atoms.calc = SinglePointCalculator(atoms, energy=1.0, forces=np.zeros((9, 3)))
     write("ion.xyz", [ethanol(), atoms])
     commands = {
-        ("md", model_file, "ion.xyz", "--steps", 1): "system 0",
+        ("md", model_file, "ion.xyz", "--steps", 1): "structure 0",
         ("stability", model_file, "ion.xyz@1", "--time", 0.001, "--replicas", 1, "--temperatures", 1): "frame 1",
         ("evaluate", model_file, "ion.xyz"): "ion.xyz",
     }

@@ -932,7 +932,7 @@ def test_a_multiplicity_that_the_electrons_exclude_is_refused(charge, spin, righ
     if right:
         potential(System.from_ase(atoms))
     else:
-        with pytest.raises(ValueError, match=f"system 1 has spin multiplicity {spin}, which its"):
+        with pytest.raises(ValueError, match=f"structure 1 has spin multiplicity {spin}, which its"):
             potential(System.from_ase([molecule("H2O"), atoms]))
 
 

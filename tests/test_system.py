@@ -132,10 +132,13 @@ def test_values_that_are_no_use():
     flat = [[1.0, 0, 0], [0, 1, 0], [1, 1, 0]]
     cases = [
         (System(z=z, pos=nan), "atom 1: its position is not finite"),
-        (System(z=z, pos=pos, cell=[[1.0, 0, 0], [0, float("inf"), 0], [0, 0, 1]]), "system 0: its cell is not finite"),
-        (System(z=z, pos=pos, charge=float("nan")), "system 0: its charge is not finite"),
-        (System(z=z, pos=pos, spin=-1), "system 0: its spin multiplicity is negative"),
-        (System(z=z, pos=pos, pbc=True), "system 0: periodic along a lattice vector that is zero"),
+        (
+            System(z=z, pos=pos, cell=[[1.0, 0, 0], [0, float("inf"), 0], [0, 0, 1]]),
+            "structure 0: its cell is not finite",
+        ),
+        (System(z=z, pos=pos, charge=float("nan")), "structure 0: its charge is not finite"),
+        (System(z=z, pos=pos, spin=-1), "structure 0: its spin multiplicity is negative"),
+        (System(z=z, pos=pos, pbc=True), "structure 0: periodic along a lattice vector that is zero"),
         (System(z=z, pos=pos, cell=flat), "linearly dependent"),
         (System(z=z, pos=pos, cell=[[12.0, 0, 0], [12, 1e-3, 0], [0, 0, 12]]), "linearly dependent"),
         (System(z=z, pos=pos, batch=[0, 5], charge=[0.0, 0.0]), "atom 1: its batch index is out of range"),

@@ -313,7 +313,7 @@ def test_a_slab_with_a_lattice_sum_is_refused_before_it_begins(capsys, folder):
     save(Potential.from_config({"model": MODEL, "elements": [1, 8], "priors": [coulomb]}), "pairs.tmn")
     (folder / "box.xyz").write_text('2\nLattice="9 0 0 0 9 0 0 0 9" pbc="T T F"\nO 0 0 0\nH 0 0 1\n')
     code, _, err = run(capsys, "md", "pairs.tmn", "box.xyz", "--time", "0.001")
-    assert code == 1 and "system 0 is periodic in one or two directions only" in err and "vacuum" in err, err
+    assert code == 1 and "structure 0 is periodic in one or two directions only" in err and "vacuum" in err, err
     assert not list(folder.glob("md.*")), err
     app = pytest.importorskip("openmm.app")
     from torchmdnet2.adapters.openmm import create_force

@@ -320,14 +320,16 @@ class System:
             if given != shape:
                 raise ValueError(f"{name} must have shape {shape}, and {given} was assigned")
         _first(~torch.isfinite(self.pos).all(1), "atom {}: its position is not finite (NaN or infinite)")
-        _first(~torch.isfinite(self.cell).all(2).all(1), "system {}: its cell is not finite (NaN or infinite)")
-        _first(~torch.isfinite(self.charge), "system {}: its charge is not finite (NaN or infinite)")
+        _first(~torch.isfinite(self.cell).all(2).all(1), "structure {}: its cell is not finite (NaN or infinite)")
+        _first(~torch.isfinite(self.charge), "structure {}: its charge is not finite (NaN or infinite)")
         _first((self.batch < 0) | (self.batch >= self.num_systems), "atom {}: its batch index is out of range")
-        _first(self.spin < 0, "system {}: its spin multiplicity is negative")
+        _first(self.spin < 0, "structure {}: its spin multiplicity is negative")
         zero = (self.cell == 0).all(2) & self.pbc
-        _first(zero.any(1), "system {}: periodic along a lattice vector that is zero; give the cell or set pbc=False")
+        _first(
+            zero.any(1), "structure {}: periodic along a lattice vector that is zero; give the cell or set pbc=False"
+        )
         flat = self._periodic_volume() < _FLATTEST
-        _first(flat & ~zero.any(1), "system {}: its periodic lattice vectors are linearly dependent")
+        _first(flat & ~zero.any(1), "structure {}: its periodic lattice vectors are linearly dependent")
         return self
 
     @property

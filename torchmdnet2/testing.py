@@ -365,7 +365,7 @@ def bad_input_is_named(potential: Potential) -> None:
         pos = good.pos.clone()
         pos[1, 2] = value
         _expect(ValueError, "atom 1", potential, good.replace(pos=pos))
-        _expect(ValueError, "system 0", potential, good.replace(charge=good.charge + value))
+        _expect(ValueError, "structure 0", potential, good.replace(charge=good.charge + value))
     top = potential.representation.max_z
     for number in {-1, 0, top, top + 3, *range(1, top)} - set(potential.elements):
         z = good.z.clone()

@@ -63,7 +63,7 @@ def test_half_of_the_shortest_width_is_the_limit(cell):
             continue
         with pytest.raises(BadData, match=f"longer than half of the shortest width.*{width / 2:.2f} Å.*larger box"):
             made_whole(atoms.positions, cell, atoms.pbc)
-        with pytest.raises(BadData, match="system 1: the isolated molecule is longer than half"):
+        with pytest.raises(BadData, match="structure 1: the isolated molecule is longer than half"):
             isolate(System.from_ase([rod, atoms]))
 
 

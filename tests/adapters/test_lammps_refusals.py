@@ -189,7 +189,7 @@ def test_an_odd_number_of_electrons_is_the_same_error_on_all_processes(tmp_path)
     for charge in (0, 1):
         done = mpiexec(2, str(tmp_path / "odd.py"), str(tmp_path / "model.tmn"), str(charge), timeout=120)
         if (electrons - charge) % 2:
-            words = f"system 0 has an odd number of electrons, {electrons - charge} with the total charge {charge}, "
+            words = f"structure 0 has an odd number of electrons, {electrons - charge} with the total charge {charge}, "
             for process in (0, 1):
                 assert f"process {process}: {words}" in done.stdout, done
             assert done.returncode != 0 and "went on" not in done.stdout

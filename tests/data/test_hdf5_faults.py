@@ -106,7 +106,7 @@ BAD = [
     ({"spin": np.array([1, 1, 1, -3])}, r"group 'a', frame 3: .*spin multiplicity is negative"),
     ({"cell": np.zeros((FRAMES, 3))}, r"group 'a', frame 0: cell has the shape|dataset 'cell'|frame 0: cell"),
     ({"cell": np.eye(3), "pbc": np.ones((FRAMES, 2))}, r"group 'a', frame 0: pbc has the shape \(2,\)"),
-    ({"cell": np.full((3, 3), np.nan)}, r"group 'a', frame 0: system 0: its cell is not finite"),
+    ({"cell": np.full((3, 3), np.nan)}, r"group 'a', frame 0: structure 0: its cell is not finite"),
     ({"cell": np.diag([5, 5, 1e-9])}, r"group 'a', frame 0: a lattice vector is shorter than 0\.1 Å; is the unit"),
     ({"cell": np.eye(3), "box": np.eye(3)}, r"group 'a': it has both a cell and a box"),
     ({"Unit-Cell": np.eye(3)}, r"group 'a': 'Unit-Cell' is not read as a cell: call it cell"),

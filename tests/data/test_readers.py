@@ -50,7 +50,7 @@ def test_hdf5_chunks(tmp_path, monkeypatch):
         ({"charge": np.array([0, 0.5, 0, 0])}, "group 'a', frame 1: charge must be a whole number"),
         ({"forces": np.zeros((4, 3, 3)).reshape(4, 9)}, "group 'a', frame 0: forces has the shape"),
         ({"pos": np.where(np.arange(36).reshape(4, 3, 3) == 20, np.nan, 1)}, "group 'a', frame 2: atom 0: its pos"),
-        ({"cell": np.full((3, 3), np.nan)}, "group 'a', frame 0: system 0: its cell is not finite"),
+        ({"cell": np.full((3, 3), np.nan)}, "group 'a', frame 0: structure 0: its cell is not finite"),
     ],
 )
 def test_chunks_name_what_is_wrong(tmp_path, change, message):

@@ -310,7 +310,7 @@ def test_errors_are_those_of_the_potential():
         evaluator(system.replace(z=torch.tensor([1, 7, 8])))
     with pytest.raises(ValueError, match="spin multiplicity 3"):
         evaluator(system.replace(spin=torch.tensor([3])))
-    with pytest.raises(ValueError, match="system 0 has no cell with a volume"):
+    with pytest.raises(ValueError, match="structure 0 has no cell with a volume"):
         evaluator(system, stress=True)
     with pytest.raises(ValueError, match="zero"):
         evaluator(system.replace(pbc=torch.tensor([[True, False, False]])))
@@ -323,7 +323,7 @@ def test_errors_on_the_first_use_are_those_of_the_potential():
         (molecule, "atom 0 and atom 2 are at the same place", False, {"pos": molecule.pos[[0, 1, 0]]}),
         (crystal, "atom 0 and atom 1 are at the same place", True, {"pos": crystal.pos[0] + 1e-4 * torch.eye(2, 3)}),
         (molecule, "atom 2: its position is not finite", False, {"pos": molecule.pos / torch.tensor([[1], [1], [0]])}),
-        (molecule, "system 0 has no cell with a volume", True, {}),
+        (molecule, "structure 0 has no cell with a volume", True, {}),
     ):
         with pytest.raises(ValueError, match=words):
             Evaluator(POTENTIAL)(good.replace(**change), stress=stress)
@@ -367,7 +367,7 @@ def test_untrained_charge_is_refused():
     evaluator, system = Evaluator(potential), atoms(3)
     before = evaluator(system)
     for call in (evaluator, evaluator.bind):
-        with pytest.raises(UntrainedCharge, match="system 0 has the total charge 1"):
+        with pytest.raises(UntrainedCharge, match="structure 0 has the total charge 1"):
             call(system.replace(charge=torch.ones_like(system.charge)))
     assert torch.equal(evaluator(system).energy, before.energy)
 

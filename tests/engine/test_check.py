@@ -78,7 +78,7 @@ def test_the_cluster_of_the_check_is_no_composition_of_the_user(monkeypatch):
         warnings.simplefilter("always")
         Evaluator(potential)(many)
     assert not [warning for warning in seen if warning.category is UndeterminedEnergyWarning]
-    with pytest.warns(UndeterminedEnergyWarning, match="system 0 is H10O4: .* only those of H2O"):
+    with pytest.warns(UndeterminedEnergyWarning, match="structure 0 is H10O4: .* only those of H2O"):
         Evaluator(potential)(System(z=[8, *[1] * 10, 8, 8, 8], pos=2 * torch.eye(3)[0] * torch.arange(14.0)[:, None]))
 
 

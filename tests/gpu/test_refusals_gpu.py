@@ -45,7 +45,7 @@ def test_untrained_charge(make, graphs):
     evaluator = Evaluator(potential, graphs=graphs)
     before = [evaluator(water()) for _ in range(3)][-1]
     for call in (evaluator, evaluator.bind):
-        with pytest.raises(UntrainedCharge, match="system 0 has the total charge 1"):
+        with pytest.raises(UntrainedCharge, match="structure 0 has the total charge 1"):
             call(water(1.0))
     torch.testing.assert_close(evaluator(water()).energy, before.energy, rtol=0, atol=1e-5)
     potential.allow_untrained_charge = True

@@ -147,7 +147,7 @@ def test_fixed_charges_of_atoms_in_another_order():
 
 def test_all_pairs_refuse_periodic_structures():
     prior, atoms = PRIORS["all pairs"], system(3, 5, 4.0)
-    with pytest.raises(ValueError, match="system 0 is periodic"):
+    with pytest.raises(ValueError, match="structure 0 is periodic"):
         run(prior, atoms, None)
 
 

@@ -81,7 +81,7 @@ def test_heads_do_not_take_energies_off_the_kernels(properties):
     for one in (atoms, atoms.replace(pos=1.1 * atoms.pos, z=atoms.z.flip(0))):
         assert_same(evaluator(one), model, one)
     assert evaluator.fused
-    with pytest.raises(ValueError, match="system 0 is periodic"):
+    with pytest.raises(ValueError, match="structure 0 is periodic"):
         evaluator(system(3, CELL, 0.0))
 
 

@@ -78,5 +78,5 @@ def test_structures_that_do_not_lie_together():
 
 
 def test_all_pairs_refuse_periodic_structures():
-    with pytest.raises(ValueError, match="system 0 is periodic"):
+    with pytest.raises(ValueError, match="structure 0 is periodic"):
         run(PRIORS["all pairs"], system(3, 5, 4.0), None)

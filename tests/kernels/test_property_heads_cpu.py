@@ -90,7 +90,7 @@ def test_other_properties_leave_energies_and_forces_on_the_kernels() -> None:
     evaluator = Evaluator(model)
     assert torch.equal(evaluator(atoms, forces=False).properties["dipole"], evaluator(atoms).properties["dipole"])
     for evaluate in (model, evaluator):
-        with pytest.raises(ValueError, match="system 0 is periodic"):
+        with pytest.raises(ValueError, match="structure 0 is periodic"):
             evaluate(system(7, BOX))
     assert torch.equal(evaluator.bind(atoms).forces, evaluator(atoms).forces)
 

@@ -265,9 +265,9 @@ def test_w17_spin_is_not_ignored():
     odd = int(MOLECULE.electrons) % 2
     for spin in (0, 1 + odd):
         potential(MOLECULE.replace(spin=torch.tensor([spin])))
-    with pytest.raises(ValueError, match=f"system 0 has spin multiplicity {2 - odd}, which its .* electrons"):
+    with pytest.raises(ValueError, match=f"structure 0 has spin multiplicity {2 - odd}, which its .* electrons"):
         potential(MOLECULE.replace(spin=torch.tensor([2 - odd])))
-    with pytest.raises(ValueError, match="system 1 has spin multiplicity 3"):
+    with pytest.raises(ValueError, match="structure 1 has spin multiplicity 3"):
         batch = System.concatenate([MOLECULE, MOLECULE.replace(spin=torch.tensor([3]))])
         potential(batch)
 

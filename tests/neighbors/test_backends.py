@@ -126,7 +126,7 @@ def test_bad_input_is_named():
         neighbor_list(good, -1.0)
     with pytest.raises(ValueError, match="did you mean 'vesin'"):
         neighbor_list(good, 4.0, backend="vesn")
-    with pytest.raises(ValueError, match="system 0"):
+    with pytest.raises(ValueError, match="structure 0"):
         neighbor_list(good.replace(pbc=torch.tensor([[True, True, True]])), 4.0)
 
 
@@ -201,7 +201,7 @@ def test_shifts_too_wide_for_packed_keys(backend):
     ("change", "message"),
     [
         ({"pos": torch.full((1, 3), torch.inf)}, "atom 0"),
-        ({"cell": torch.full((1, 3, 3), torch.nan)}, "system 0: its cell"),
+        ({"cell": torch.full((1, 3, 3), torch.nan)}, "structure 0: its cell"),
         ({"cell": torch.tensor([[[9.0, 0, 0], [0, 9, 0], [9, 9, 0]]])}, "linearly dependent"),
         ({"charge": torch.tensor([torch.nan])}, "charge"),
         ({"batch": torch.ones(1, dtype=torch.long)}, "atom 0: its batch index"),

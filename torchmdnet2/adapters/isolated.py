@@ -67,7 +67,7 @@ def isolate(system: System) -> System:
     radius = (whole - (sums / system.atom_counts.clamp(min=1)[:, None])[batch]).norm(dim=1)
     radii = torch.zeros_like(half).scatter_reduce(0, batch, radius, "amax")
     for b in (2 * radii >= half).nonzero()[:, 0].tolist():
-        _refuse_long(whole[batch == b], float(half[b]), f"system {b}: ")
+        _refuse_long(whole[batch == b], float(half[b]), f"structure {b}: ")
     return system.replace(
         pos=whole.to(system.pos.dtype), cell=torch.zeros_like(system.cell), pbc=torch.zeros_like(system.pbc)
     )

@@ -241,7 +241,7 @@ class _Centered(PropertyHead):
         periodic = system.pbc.any(1)
         if bool(periodic.any()):
             raise ValueError(
-                f"system {int(periodic.nonzero()[0, 0])} is periodic: its dipole and extent depend on the choice of "
+                f"structure {int(periodic.nonzero()[0, 0])} is periodic: its dipole and extent depend on the choice of "
                 'the cell, so the model does not give them (potential.properties.pop("dipole") leaves the energy alone)'
             )
 

@@ -53,8 +53,8 @@ def require_molecules(system: System) -> None:
     periodic = system.pbc.any(1)
     if bool(periodic.any()):
         raise ValueError(
-            f"system {int(periodic.nonzero()[0, 0])} is periodic, and a sum over all pairs, as in this model's Coulomb "
-            "energy, has infinitely many terms there; for a molecule alone in a box give isolated=True (in ASE, "
+            f"structure {int(periodic.nonzero()[0, 0])} is periodic, and a sum over all pairs, as in this model's "
+            "Coulomb energy, has infinitely many terms; for a molecule alone in a box give isolated=True (in ASE, "
             "OpenMM, openmm-ml and torch-sim; --isolated to md) or remove the cell (pbc=False); to train on liquids or "
             "crystals give the prior or head another method (pme, ewald, dsf, reaction_field), and dispersion a cutoff"
         )

@@ -135,7 +135,7 @@ class Determined:
             more = f" (and {len(new) - 1} other compositions)" if len(new) > 1 else ""
             only = f", only those of {self.words()} and of combinations" if self.compositions else ""
             warnings.warn(
-                f"system {new[first]} is {first}{more}: the frames that the model was trained on do not determine the "
+                f"structure {new[first]} is {first}{more}: the training frames of the model do not determine the "
                 f"reference energy of that composition{only}. Its total energy means nothing; forces, and "
                 "energy differences at one composition, do not depend on it",
                 UndeterminedEnergyWarning,

@@ -36,7 +36,7 @@ SYMBOLS = (
 def rename(error: Exception, name: str) -> None:
     """Put the user's name of a structure into an error that was raised for this structure alone."""
     words = str(error)
-    error.args = (words.replace("system 0", name, 1) if words.startswith("system 0") else f"{name}: {words}",)
+    error.args = (words.replace("structure 0", name, 1) if words.startswith("structure 0") else f"{name}: {words}",)
 
 
 def require_potential(potential: Any) -> Any:
@@ -60,7 +60,7 @@ def require_stress(system: System) -> None:
     """Raise ValueError unless every structure has a cell with a volume."""
     flat = system.detach().volume == 0
     if bool(flat.any()):
-        raise ValueError(f"system {int(flat.nonzero()[0, 0])} has no cell with a volume, so it has no stress")
+        raise ValueError(f"structure {int(flat.nonzero()[0, 0])} has no cell with a volume, so it has no stress")
 
 
 def refuse_precision(dtype: torch.dtype, what: str = "a potential") -> None:
@@ -83,7 +83,7 @@ def refuse_spin(system: System, reads_spin: bool) -> None:
     if not reads_spin and bool(high.any()):
         first = int(high.nonzero()[0, 0])
         raise ValueError(
-            f"system {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
+            f"structure {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
             "spin state; leave spin at 0 (and initial magnetic moments out) to evaluate that one"
         )
     electrons = system.electrons
@@ -91,7 +91,7 @@ def refuse_spin(system: System, reads_spin: bool) -> None:
     if bool(impossible.any()):
         first = int(impossible.nonzero()[0, 0])
         raise ValueError(
-            f"system {first} has spin multiplicity {int(system.spin[first])}, which its {float(electrons[first]):g} "
+            f"structure {first} has spin multiplicity {int(system.spin[first])}, which its {float(electrons[first]):g} "
             f"electrons (total charge {float(system.charge[first]):g}) exclude: one of the charge, the multiplicity "
             "(2S+1) and the H atoms is wrong"
         )
@@ -164,7 +164,7 @@ def _refuse(first: int, words: str, allow: bool) -> None:
         warnings.warn(f"a structure has {words}; it is evaluated nevertheless", UntrainedChargeWarning, stacklevel=3)
         return
     raise UntrainedCharge(
-        f"system {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "
+        f"structure {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "
         "--allow-untrained-charge) evaluates it nevertheless"
     )
 

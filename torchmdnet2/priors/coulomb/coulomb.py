@@ -124,7 +124,7 @@ class Coulomb(Prior):
         if charged.numel():
             first = int(charged[0, 0])
             warnings.warn(
-                f"system {first} is a periodic cell of charge {float(total[first]):.6g}: a uniform background "
+                f"structure {first} is a periodic cell of charge {float(total[first]):.6g}: a uniform background "
                 "neutralises it; its energy cannot be compared with that of a cell of other shape or size",
                 StructureWarning,
                 stacklevel=2,
@@ -136,7 +136,7 @@ class Coulomb(Prior):
         if wrong.numel():
             first = int(wrong[0, 0])
             raise ValueError(
-                f"system {first} has {int(size[first])} atoms, but the prior 'coulomb' has fixed charges of "
+                f"structure {first} has {int(size[first])} atoms, but the prior 'coulomb' has fixed charges of "
                 f"{self.per_atom.shape[0]} atoms"
             )
 

@@ -202,7 +202,7 @@ def require_all_or_none(system: System) -> Tensor:
     mixed = system.pbc.any(1) & ~periodic
     if bool(mixed.any()):
         raise ValueError(
-            f"system {int(mixed.nonzero()[0, 0])} is periodic in one or two directions only; Ewald summation needs "
+            f"structure {int(mixed.nonzero()[0, 0])} is periodic in one or two directions only; Ewald summation needs "
             "all three (put enough vacuum between the layers) or none"
         )
     return periodic
