@@ -187,8 +187,8 @@ def _training(model: dict[str, Any], keys: dict[str, Any], priors: list[dict[str
             # what a replay does, launched kernel by kernel
             numbers = chosen + [-1] * (replayed.frames - len(chosen))
             replayed._chosen.copy_(torch.tensor(numbers))
-            replayed._run(replayed.warm_up, replayed.room(chosen))
-            replayed._run(replayed.body, replayed.room(chosen))
+            replayed._run(replayed.warm_up, replayed.capacity(chosen))
+            replayed._run(replayed.body, replayed.capacity(chosen))
         packed.check()
         if not bool(packed.training.status[0].isfinite()):
             raise RuntimeError("not finite")

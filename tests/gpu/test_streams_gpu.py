@@ -14,7 +14,7 @@ import torchmdnet2
 from torchmdnet2.engine.graph import CudaGraph
 from torchmdnet2.evaluator import Evaluator
 from torchmdnet2.streams import relaxing
-from torchmdnet2.streams.batches import BatchOptions, Room
+from torchmdnet2.streams.batches import BatchCapacity, BatchOptions
 from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.records import Record
 from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions, _Batch
@@ -105,7 +105,7 @@ def test_the_optimizer_is_captured_and_the_last_take_smaller_batches(models, mon
     captured = energies()
     assert shapes == {4096, 1024}
     monkeypatch.setattr(_Batch, "_captured", lambda self: self._advance)
-    monkeypatch.setattr(Room, "smallest", lambda self, *sizes: self)
+    monkeypatch.setattr(BatchCapacity, "smallest", lambda self, *sizes: self)
     torch.testing.assert_close(captured, energies(), rtol=0, atol=2e-4)
 
 

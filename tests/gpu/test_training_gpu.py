@@ -44,8 +44,8 @@ def test_kernels_to_the_second_derivative(group, basis):
         potential = potential.to(device)
         store = packed(structures(), device)
         need = store.size(chosen)
-        room = Capacity(5, need.atoms + 4, need.pairs + 9)
-        batch = store.batch(torch.tensor([*chosen, -1], device=device), room)
+        capacity = Capacity(5, need.atoms + 4, need.pairs + 9)
+        batch = store.batch(torch.tensor([*chosen, -1], device=device), capacity)
         result = PackedNetwork(potential, 3, True, True, use_kernels=device == "cuda")(batch)
         target = objective(result.energy[:4], result.forces[: need.atoms], result.stress[:1])
         gradients = torch.autograd.grad(target, list(potential.parameters()), allow_unused=True)
@@ -209,22 +209,22 @@ def test_one_kernel_gathers_what_pytorch_does(dtype, stress):
     """To the bit, launched and replayed from a graph, with all that is not written seen as NaN."""
     rng = np.random.default_rng(1)
     store = random_frames(rng, dtype, stress, "cuda", largest=60)
-    for chosen, room in random_batches(rng, store, most=600):
+    for chosen, capacity in random_batches(rng, store, most=600):
         index = torch.tensor(chosen, device="cuda")
-        expected = store.reference_batch(index, room)
+        expected = store.reference_batch(index, capacity)
         torch.use_deterministic_algorithms(True)
         try:
-            found = store.kernel_batch(index, room)
+            found = store.kernel_batch(index, capacity)
         finally:
             torch.use_deterministic_algorithms(False)
         assert_same(found, expected)
-        assert_same(store.batch(index, room), expected)
+        assert_same(store.batch(index, capacity), expected)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            replayed = store.batch(index, room)
+            replayed = store.batch(index, capacity)
         index.copy_(index.flip(0))
         graph.replay()
-        assert_same(replayed, store.reference_batch(index, room))
+        assert_same(replayed, store.reference_batch(index, capacity))
 
 
 @pytest.mark.parametrize("case", CASES)

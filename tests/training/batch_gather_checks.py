@@ -34,21 +34,21 @@ def test_the_kernel_gathers_what_pytorch_does(filled, monkeypatch, dtype, stress
     store = random_frames(rng, dtype, stress, "cpu", largest=30)
     assert store.num_atoms.max() > 16 and store.num_pairs.max() > 128 and store.num_pairs.min() == 0
     assert torch.isnan(store._unwritten(Capacity(2, 3, 4)).forces).all()
-    for chosen, room in random_batches(rng, store, most=34):
+    for chosen, capacity in random_batches(rng, store, most=34):
         index = torch.tensor(chosen)
-        assert_same(store.kernel_batch(index, room), store.reference_batch(index, room))
+        assert_same(store.kernel_batch(index, capacity), store.reference_batch(index, capacity))
 
 
 def test_nothing_is_written_beyond_the_room(monkeypatch):
-    """A room that is too small breaks the contract, but no memory."""
+    """A capacity that is too small breaks the contract, but no memory."""
     rng = np.random.default_rng(3)
     store = random_frames(rng, torch.float64, True, "cpu", largest=20)
     chosen = torch.tensor([0, 3, 0, 5])
-    room = Capacity(4, 25, 30)
+    capacity = Capacity(4, 25, 30)
     need = store.size(chosen.tolist())
-    assert need.atoms > room.atoms and need.pairs > room.pairs
+    assert need.atoms > capacity.atoms and need.pairs > capacity.pairs
     guard = 64
-    made, behind = store._unwritten(room), []
+    made, behind = store._unwritten(capacity), []
 
     def guarded(x):
         memory = torch.full((x.numel() + guard,), 77, dtype=x.dtype)
@@ -59,6 +59,6 @@ def test_nothing_is_written_beyond_the_room(monkeypatch):
         for name, x in vars(each).items():
             if isinstance(x, torch.Tensor):
                 setattr(each, name, guarded(x))
-    monkeypatch.setattr(store, "_unwritten", lambda room: made)
-    store.kernel_batch(chosen, room)
+    monkeypatch.setattr(store, "_unwritten", lambda capacity: made)
+    store.kernel_batch(chosen, capacity)
     assert len(behind) == 18 and all((x == 77).all() for x in behind)

@@ -67,8 +67,8 @@ def outcome(case: dict[str, Any], device: str, kernels: bool, width: int = 8) ->
     part = pack_part(frames(), potential, False, loss, labels)
     store = PackedFrames([part], potential.elements, CUTOFF, torch.device(device), torch.float64)
     need = store.size([0, 1, 2])
-    room = Capacity(4, need.atoms + 2, need.pairs + 3, tuple(n + 2 for n in need.edges))
-    batch = store.batch(torch.tensor([2, 0, -1, 1], device=device), room)
+    capacity = Capacity(4, need.atoms + 2, need.pairs + 3, tuple(n + 2 for n in need.edges))
+    batch = store.batch(torch.tensor([2, 0, -1, 1], device=device), capacity)
     parameters = list(potential.parameters())
     network = PackedNetwork(potential, 3, True, False, kernels, labels)
     average = [p.detach().clone() for p in parameters]

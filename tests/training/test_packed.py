@@ -96,8 +96,8 @@ def test_energies_forces_stress_and_gradients(name, kernels, options):
     systems, chosen = structures(), [2, 0, 3, 1]
     store = packed(systems)
     need = store.size(chosen)
-    room = Capacity(5, need.atoms + 4, need.pairs + 9)
-    batch = store.batch(torch.tensor([*chosen, -1]), room)
+    capacity = Capacity(5, need.atoms + 4, need.pairs + 9)
+    batch = store.batch(torch.tensor([*chosen, -1]), capacity)
     result = PackedNetwork(potential, 3, True, True, use_kernels=kernels)(batch)
 
     eye = torch.eye(3, dtype=torch.float64)

@@ -177,7 +177,7 @@ def test_a_head_that_reads_edges_says_so(raw_config, file):
         ({"atom_filter": 1}, "an atom filter"),
         ({"priors": [{"name": "atomref", "trainable": True}]}, "the prior Atomref, which is trained"),
         ({}, "energies relative to the mean of a group"),
-        ({}, r"\d+ GB of frames, and 0 GB are free"),
+        ({}, r"\d+ GB of frames, and the limit is 0 GB"),
     ],
 )
 def test_what_cannot_be_captured_is_an_error_where_it_is_asked_for(raw_config, file, monkeypatch, change, words):
@@ -188,7 +188,7 @@ def test_what_cannot_be_captured_is_an_error_where_it_is_asked_for(raw_config, f
         loss = trainer.config.loss.model_copy(update={"relative_energy": 1.0})
         trainer.config = trainer.config.model_copy(update={"loss": loss})
     if "GB" in words:
-        monkeypatch.setattr("torchmdnet2.training.steps.loop._CPU_ROOM", 0)
+        monkeypatch.setattr("torchmdnet2.training.steps.loop._CPU_LIMIT", 0)
     with pytest.raises(BadConfig, match=f"several devices cannot be used with {words}; start one process"):
         pack_steps(trainer, SimpleNamespace(size=2))
     monkeypatch.setattr("torchmdnet2.training.steps.loop.find_spec", lambda name: True)
@@ -272,9 +272,9 @@ def test_steps_of_graphs_have_room_for_all_lists(raw_config, file, monkeypatch):
     for each in (plain, padded):
         each.run(Hooks())
     graphs = list(padded.packed.step._graphs)
-    assert graphs and all(len(room.edges) == 2 for room in graphs)
+    assert graphs and all(len(capacity.edges) == 2 for capacity in graphs)
     first, *others = Relaunched.rooms[: len(graphs)]
-    assert others and set(graphs) == {first, *others} and all(first.joined(room) == first for room in others)
+    assert others and set(graphs) == {first, *others} and all(first.joined(capacity) == first for capacity in others)
     for a, b in zip(plain.history, padded.history, strict=True):
         for key in set(a) - {"seconds"}:
             assert b[key] == pytest.approx(a[key], rel=1e-9, nan_ok=True), key

@@ -1,4 +1,4 @@
-"""Room of captured steps: a batch of a GPU's size gives what one of its own size gives, lists of all pairs included."""
+"""Capacity of captured steps: a batch as large as on a GPU gives what one of the exact size gives, with all lists."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ def test_room_for_lists_of_charges(raw_config):
     chosen = [3, 0, 7]
     need = step.store.size(chosen)
     step._cuda = True  # sizes as on a GPU
-    room = step.room(chosen)
-    assert room.edges and all(r > n for r, n in zip(room.edges, need.edges, strict=True)) and room.frames > len(chosen)
-    padded = torch.tensor(chosen + [-1] * (room.frames - len(chosen)))
-    found = network(step.store.batch(padded, room))
+    capacity = step.capacity(chosen)
+    assert (
+        capacity.edges
+        and all(r > n for r, n in zip(capacity.edges, need.edges, strict=True))
+        and capacity.frames > len(chosen)
+    )
+    padded = torch.tensor(chosen + [-1] * (capacity.frames - len(chosen)))
+    found = network(step.store.batch(padded, capacity))
     exact = network(step.store.batch(torch.tensor(chosen), need))
     assert float((found.energy[:3] - exact.energy[:3]).abs().max()) < 1e-10
     assert float((found.forces[: need.atoms] - exact.forces[: need.atoms]).abs().max()) < 1e-10

@@ -138,11 +138,11 @@ class EdgeMemory:
 
     Args:
         cutoff: cutoff in Å.
-        room: bytes of memory for all lists.
+        memory: bytes of memory for all lists.
     """
 
-    def __init__(self, cutoff: float, room: int):
-        self.cutoff, self._room = float(cutoff), room
+    def __init__(self, cutoff: float, memory: int):
+        self.cutoff, self._memory = float(cutoff), memory
         self._kept: dict[int, FrameEdges] = {}
 
     def gather(self, frames: np.ndarray, system: System) -> FrameEdges:
@@ -173,7 +173,7 @@ class EdgeMemory:
     def _keep(self, names: list[int], edges: FrameEdges, sizes: np.ndarray) -> None:
         atoms, ends = np.cumsum(sizes), np.cumsum(edges.count)
         for k, name in enumerate(names):
-            if name in self._kept or self._room <= 0:
+            if name in self._kept or self._memory <= 0:
                 continue
             rows, own = slice(atoms[k] - sizes[k], atoms[k]), slice(ends[k] - edges.count[k], ends[k])
             part = FrameEdges(
@@ -183,6 +183,6 @@ class EdgeMemory:
                 edges.count[k : k + 1],
             )
             size = 600 + part.degree.nbytes + part.sender.nbytes + (0 if part.shift is None else part.shift.nbytes)
-            if size <= self._room:
-                self._room -= size
+            if size <= self._memory:
+                self._memory -= size
                 self._kept[name] = part

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = [
-    "OPENED", "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "in_parts", "novelty_of",
-    "opened", "parts", "reason", "refusals",
+    "OPENED", "BatchCapacity", "BatchOptions", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "in_parts",
+    "novelty_of", "opened", "parts", "reason", "refusals",
 ]  # fmt: skip
 
 _FEWEST = 12  # atoms per structure in a full batch
@@ -118,8 +118,8 @@ def parts(items: Sequence[_Item], sizes: Sequence[int], fits: Callable[[int, int
         yield part
 
 
-class Room:
-    """The size of a batch: the numbers of atoms and structures that it holds.
+class BatchCapacity:
+    """The numbers of atoms and structures that a batch can hold.
 
     Args:
         potential: the potential that evaluates the batches.
@@ -150,16 +150,16 @@ class Room:
         return self._filler is not None
 
     @cached_property
-    def _quarter(self) -> Room | None:
-        """The size for a quarter of the atoms; None if batches are not padded, or a step would not be faster."""
+    def _quarter(self) -> BatchCapacity | None:
+        """The capacity for a quarter of the atoms; None if batches are not padded, or a step would not be faster."""
         if self._filler is None or self.atoms < 4 * _FULL:
             return None
         quarter = copy(self)
         quarter.atoms, quarter.structures = self.atoms // 4, max(2, self.atoms // 4 // self.each)
         return quarter
 
-    def smallest(self, atoms: int, structures: int) -> Room:
-        """Return the smallest size, among this one and repeated quarters of it, in which so many fit."""
+    def smallest(self, atoms: int, structures: int) -> BatchCapacity:
+        """Return the smallest capacity, among this one and repeated quarters of it, in which so many fit."""
         quarter = self._quarter
         return quarter.smallest(atoms, structures) if quarter and quarter.fits(atoms, structures) else self
 
@@ -199,18 +199,18 @@ def _filler(potential: Potential) -> int | None:
 
 
 def evaluate_each(
-    evaluator: Evaluator | Ensemble, systems: Sequence[System], room: Room
+    evaluator: Evaluator | Ensemble, systems: Sequence[System], capacity: BatchCapacity
 ) -> list[EnsembleResult | Exception]:
     """Return the results, on the CPU, of structures that fit into one batch, or the error of each that failed.
 
     Args:
         evaluator: evaluator of a potential, or an ensemble, which also gives the spread.
         systems: systems of one structure each, on the CPU.
-        room: size of a batch.
+        capacity: capacity of a batch.
     """
 
     def run(part: Sequence[System]) -> list[EnsembleResult]:
-        result = evaluator(room.fill(System.concatenate(part).to(room.device)))
+        result = evaluator(capacity.fill(System.concatenate(part).to(capacity.device)))
         sizes = [system.num_atoms for system in part]
         found: dict[str, Sequence[Tensor]] = {}
         for name in ("energy", "energy_std", "forces", "forces_std", "charges"):
@@ -284,7 +284,7 @@ class Worker(ABC, Generic[_Options]):
 
     def __init__(self, potential: Potential, options: _Options, others: Sequence[Potential] = ()):
         self.potential, self.options, self.members = potential, options, [potential, *others]
-        self._room: Room | None = None
+        self._capacity: BatchCapacity | None = None
 
     @cached_property
     def evaluator(self) -> Evaluator | Ensemble:
@@ -306,15 +306,17 @@ class Worker(ABC, Generic[_Options]):
         """The calibrated potentials if the novelty is requested, else none."""
         return rated(self.members if self.options.novelty else [])
 
-    def room(self, largest: int, most: int | None = None, mean: float = 0.0) -> Room:
-        """Return the size of the last block's batches, or one in which a structure of so many atoms fits.
+    def capacity(self, largest: int, most: int | None = None, mean: float = 0.0) -> BatchCapacity:
+        """Return the capacity of the last block's batches, or one in which a structure of so many atoms fits.
 
-        A new size is for `most` atoms by default, and for structures of `mean` atoms.
+        A new capacity is for `most` atoms by default, and for structures of `mean` atoms.
         """
-        room = self._room
-        if room is None or room.atoms <= largest or room.each > 2 * max(_FEWEST, mean):
-            self._room = room = Room(self.potential, largest, self.options.atoms or most, self.options.padded, mean)
-        return room
+        capacity = self._capacity
+        if capacity is None or capacity.atoms <= largest or capacity.each > 2 * max(_FEWEST, mean):
+            self._capacity = capacity = BatchCapacity(
+                self.potential, largest, self.options.atoms or most, self.options.padded, mean
+            )
+        return capacity
 
 
 class TaskWorker(Worker[_Options]):

@@ -29,7 +29,7 @@ from ..ensemble import Ensemble
 from ..errors import BadData
 from ..evaluator import Evaluator
 from ..system import System
-from .batches import OPENED, BatchOptions, Room, Task, TaskWorker, evaluate_each, reason
+from .batches import OPENED, BatchCapacity, BatchOptions, Task, TaskWorker, evaluate_each, reason
 from .conformers import Ranking
 from .lbfgs import BatchedLBFGS, into
 from .records import FAULTS, Outcome, Record
@@ -70,10 +70,10 @@ class Relaxer(TaskWorker[RelaxOptions]):
         return outcomes
 
     def compute(self, tasks: Iterator[Task], sizes: Sequence[int]) -> None:
-        room = self.room(max(sizes), mean=sum(sizes) / len(sizes))
+        capacity = self.capacity(max(sizes), mean=sum(sizes) / len(sizes))
         slots = self._slots
-        if slots is None or slots.room is not room:
-            slots = _Slots(self.evaluator, room, self.options)
+        if slots is None or slots.capacity is not capacity:
+            slots = _Slots(self.evaluator, capacity, self.options)
         self._slots = None  # after an error it is not used again
         slots.relax(tasks)
         self._slots = slots
@@ -129,10 +129,10 @@ class _Slots:
     of a step when the next one has been launched. So the device seldom waits.
     """
 
-    def __init__(self, evaluator: Evaluator | Ensemble, room: Room, options: RelaxOptions):
-        self.evaluator, self.room, self.options = evaluator, room, options
+    def __init__(self, evaluator: Evaluator | Ensemble, capacity: BatchCapacity, options: RelaxOptions):
+        self.evaluator, self.capacity, self.options = evaluator, capacity, options
         self._batches: dict[int, _Batch] = {}  # by number of atoms
-        self._batch = self._of_size(room)  # the one in use
+        self._batch = self._of_size(capacity)  # the one in use
         self._coming: Iterator[Task] = iter(())
         self._waiting: list[Task] = []  # by size
         self._tasks: list[Task] = []
@@ -149,10 +149,10 @@ class _Slots:
         while self._build():
             pass
 
-    def _of_size(self, room: Room) -> _Batch:
-        if room.atoms not in self._batches:
-            self._batches[room.atoms] = _Batch(self.evaluator, room, self.options)
-        return self._batches[room.atoms]
+    def _of_size(self, capacity: BatchCapacity) -> _Batch:
+        if capacity.atoms not in self._batches:
+            self._batches[capacity.atoms] = _Batch(self.evaluator, capacity, self.options)
+        return self._batches[capacity.atoms]
 
     def _refill(self) -> bool:
         """Remove finished structures and add the next ones that fit, the largest first.
@@ -163,26 +163,26 @@ class _Slots:
         Returns:
             Whether there are structures.
         """
-        part = _RENEWED[self.room.device.type]
+        part = _RENEWED[self.capacity.device.type]
         if self._tasks and self._gone.sum() < part * len(self._tasks) and not self._failed:
             return True
         kept = np.flatnonzero(~self._gone)
         tasks = [self._tasks[k] for k in kept]
         used = sum(task.size for task in tasks)
-        wanted = self.room.atoms - used
+        wanted = self.capacity.atoms - used
         while sum(task.size for task in self._waiting) < wanted and self._open():
             pass
-        room, smallest = self.room, self.room.smallest(used, len(tasks))
-        if tasks and not self._waiting and not self._failed and room.is_padded and smallest is self._batch.room:
+        capacity, smallest = self.capacity, self.capacity.smallest(used, len(tasks))
+        if tasks and not self._waiting and not self._failed and capacity.is_padded and smallest is self._batch.capacity:
             return True
         place = len(self._waiting)
         while place:
             place -= 1
             size = self._waiting[place].size
-            if room.fits(used + size, len(tasks) + 1):
+            if capacity.fits(used + size, len(tasks) + 1):
                 tasks.append(self._waiting.pop(place))
                 used += size
-            elif not room.fits(used + 1, len(tasks) + 1):
+            elif not capacity.fits(used + 1, len(tasks) + 1):
                 break
         if len(tasks) == len(kept) == len(self._tasks):
             return bool(tasks)
@@ -190,7 +190,7 @@ class _Slots:
         gone, self._gone = self._gone, np.zeros(len(tasks), bool)
         self._tasks, self._failed = tasks, False
         if tasks:
-            before, self._batch = self._batch, self._of_size(room.smallest(used, len(tasks)))
+            before, self._batch = self._batch, self._of_size(capacity.smallest(used, len(tasks)))
             new = tasks[len(kept) :]
             parts = [task.system for task in new]
             if len(kept):
@@ -271,7 +271,7 @@ class _Slots:
         """
         parts = self._batch.pos.cpu().split([task.size for task in self._tasks])
         alone = [task.system.replace(pos=pos) for task, pos in zip(self._tasks, parts, strict=True)]
-        for k, found in enumerate(evaluate_each(self.evaluator, alone, self._batch.room)):
+        for k, found in enumerate(evaluate_each(self.evaluator, alone, self._batch.capacity)):
             if isinstance(found, Exception) and self._gone[k]:
                 self._failed = True
             elif isinstance(found, Exception):
@@ -313,13 +313,13 @@ class _Batch:
 
     Args:
         evaluator: the evaluator or ensemble.
-        room: its size.
+        capacity: numbers of atoms and structures that it can hold.
         options: of the relaxation.
     """
 
-    def __init__(self, evaluator: Evaluator | Ensemble, room: Room, options: RelaxOptions):
-        self.evaluator, self.room = evaluator, room
-        device, fixed = room.device, (room.atoms, room.structures) if room.is_padded else ()
+    def __init__(self, evaluator: Evaluator | Ensemble, capacity: BatchCapacity, options: RelaxOptions):
+        self.evaluator, self.capacity = evaluator, capacity
+        device, fixed = capacity.device, (capacity.atoms, capacity.structures) if capacity.is_padded else ()
         self.optimizer = BatchedLBFGS(device, options.fmax, options.steps, *fixed)
         self._on_gpu = device.type == "cuda"
         self._step: FusedBoundStep | _Calls | None = None
@@ -341,7 +341,7 @@ class _Batch:
             source: the batch.
         """
         source._sent.clear()  # structures that have ended at these steps say so again
-        device, rows = self.room.device, np.array(previous)
+        device, rows = self.capacity.device, np.array(previous)
         sizes = np.array([task.size for task in tasks])
         pos = joined.pos.to(device)
         if source._step is not None and (rows >= 0).any():
@@ -354,7 +354,7 @@ class _Batch:
         mobile = np.concatenate([task.mobile for task in tasks])
         radii = covalent_radii[joined.z.numpy()] * mobile * ~joined.pbc.any(1)[joined.batch].numpy()
         self.optimizer.take(sizes, rows, pos, radii, source.optimizer)
-        filled = self.room.fill(joined.to(device).at(pos))
+        filled = self.capacity.fill(joined.to(device).at(pos))
         binds = not joined.pbc.any() and self._binds
         if self._step is None or binds != self.is_bound:
             self._step = (
@@ -375,7 +375,7 @@ class _Batch:
     def _binds(self) -> bool:
         """Whether molecules take bound steps, which do not wait for the device."""
         evaluator = self.evaluator
-        return self._on_gpu and self.room.is_padded and isinstance(evaluator, Evaluator) and evaluator.fused
+        return self._on_gpu and self.capacity.is_padded and isinstance(evaluator, Evaluator) and evaluator.fused
 
     @property
     def is_bound(self) -> bool:
@@ -405,7 +405,7 @@ class _Batch:
         if tensors != self._recorded:
             self._replay, self._recorded = None, tensors
             self._advance()
-        elif self._replay is None and self._on_gpu and self.room.is_padded:
+        elif self._replay is None and self._on_gpu and self.capacity.is_padded:
             # the first move has initialised the libraries, so that a graph can be captured
             self._replay = self._captured()
             self._replay()
@@ -425,7 +425,7 @@ class _Batch:
     def _captured(self) -> Callable[[], None]:
         """Return `_advance` as a CUDA graph."""
         try:
-            return CudaGraph.record(self._advance, self.room.device, warm_up=lambda: None).replay
+            return CudaGraph.record(self._advance, self.capacity.device, warm_up=lambda: None).replay
         except NotCapturable:
             return self._advance
 
@@ -437,7 +437,7 @@ class _Batch:
         mail, event = self._mail[0], torch.cuda.Event()
         self._mail.reverse()
         mail.copy_(self._numbers, non_blocking=True)
-        event.record(torch.cuda.current_stream(self.room.device))
+        event.record(torch.cuda.current_stream(self.capacity.device))
         self._sent.append((mail, event))
 
     @property

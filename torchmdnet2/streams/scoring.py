@@ -284,12 +284,12 @@ class Scorer(Worker[BatchOptions]):
         sizes = block.sizes[usable]
         # on a GPU a block is one batch, since the host's time for a call of the Evaluator does not depend on its size
         most = None if self.potential.device.type == "cpu" else int(np.clip(1.1 * sizes.sum(), _SMALLEST, _LARGEST))
-        room = self.room(int(sizes.max()), most)
+        capacity = self.capacity(int(sizes.max()), most)
 
         def evaluate(part: Sequence[int]) -> None:
-            block.take(part, self.evaluator(room.fill(block.system(part).to(room.device))))
+            block.take(part, self.evaluator(capacity.fill(block.system(part).to(capacity.device))))
 
-        for part in parts(usable, sizes.tolist(), room.fits):
+        for part in parts(usable, sizes.tolist(), capacity.fits):
             for k, failed in zip(part, refusals(part, evaluate, len(part)), strict=True):
                 if failed is not None:
                     block.fail(k, reason(failed))

@@ -3,7 +3,7 @@
 The messages of a layer are one differentiable operation on kernels, whose backward pass adds to the forces. PyTorch and
 its autograd compute all operations of single atoms.
 
-Shapes: N atoms, C room for edges, F channels, K knots, P filters.
+Shapes: N atoms, C capacity for edges, F channels, K knots, P filters.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class _CpuBuffers(CpuBuffers):
     """Buffers of TensorNet, of the stages of charges, 0 … L, and of the filters of each layer.
 
     Attributes:
-        kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer have room for all edges.
+        kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer are large enough for all edges.
     """
 
     receiver: Array

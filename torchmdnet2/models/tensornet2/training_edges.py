@@ -2,7 +2,7 @@
 
 Shapes: M atoms, P pairs, F features. There is a row for each direction of each pair and for each atom with itself,
 D = 2 P + M in all: in rows 0 … P − 1 the first atom of a pair receives, in P … 2 P − 1 the second; then the atoms. Rows
-of pairs that fill the room receive nothing. As in TensorNet's training_pairs.py there are no atomics.
+of padding pairs receive nothing. As in TensorNet's training_pairs.py there are no atomics.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _per_pair(x: Tensor, pairs: Pairs) -> Tensor:
 class EdgeSum:
     """t, a, b ↦ t_p + a_i + b_j on each row, i being the receiver and j the sender; linear, any derivative.
 
-    Rows of pairs that fill the room have t alone.
+    Rows of padding pairs have t only.
     """
 
     def __init__(self, pairs: Pairs, use_kernels: bool):

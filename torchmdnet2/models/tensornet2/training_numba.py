@@ -1,6 +1,6 @@
 """The operations of training_edges.py on the CPU, compiled by numba.
 
-Importing it needs numba. Shapes as in training_edges.py. Rows of pairs that fill the room are left unchanged.
+Importing it needs numba. Shapes as in training_edges.py. Rows of padding pairs are left unchanged.
 """
 
 from __future__ import annotations

@@ -203,13 +203,13 @@ def require_known(potential: Potential, frames: Frames, items: Sequence[int]) ->
             raise
 
 
-def _lists_of(data: Dataset, cutoff: float, room: int) -> EdgeMemory | CachedEdges:
+def _lists_of(data: Dataset, cutoff: float, memory: int) -> EdgeMemory | CachedEdges:
     if isinstance(data, CachedDataset):
         try:
             return data.edges(cutoff)
         except OSError:  # a cache that this user cannot write to
             pass
-    return EdgeMemory(cutoff, room)
+    return EdgeMemory(cutoff, memory)
 
 
 def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:

@@ -222,7 +222,7 @@ def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Ten
 
 _CHECK_EVERY = 25
 _SAMPLE = 200
-_CPU_ROOM = 2**31
+_CPU_LIMIT = 2**31
 """Bytes of frames that are packed on a CPU, whose free memory is not known."""
 
 
@@ -250,11 +250,11 @@ def unsupported_training(trainer: Trainer) -> str | None:
         reason = f"the optimizer {type(trainer.optimizer).__name__}"
     if reason is None:
         cuda = trainer.device.type == "cuda"
-        room = torch.cuda.mem_get_info(trainer.device)[0] // 3 if cuda else _CPU_ROOM
+        limit = torch.cuda.mem_get_info(trainer.device)[0] // 3 if cuda else _CPU_LIMIT
         potential, labels = trainer.potential, _further_labels(trainer)
         need = sum(_estimate(part, potential, labels) for part in (trainer.train, trainer.validation) if part)
-        if need > room:
-            reason = f"{need / 1e9:.0f} GB of frames, and {room / 1e9:.0f} GB are free"
+        if need > limit:
+            reason = f"{need / 1e9:.0f} GB of frames, and the limit is {limit / 1e9:.0f} GB"
         elif cuda:
             largest = trainer.train.batch([int(trainer.train.atoms.argmax())])
             part = pack_part(largest, potential, trainer.properties.stress, trainer.loss, labels)

@@ -264,8 +264,8 @@ def uncapturable_reason(
     elements = potential.elements_of_levels
     store = PackedFrames([part], elements, potential.cutoff, potential.device, potential.dtype, stress)
     need = store.size([0])
-    room = Capacity(2, need.atoms + 4, need.pairs + 8, tuple(n + 8 for n in need.edges))
-    batch = store.batch(torch.tensor([0, -1], device=potential.device), room)
+    capacity = Capacity(2, need.atoms + 4, need.pairs + 8, tuple(n + 8 for n in need.edges))
+    batch = store.batch(torch.tensor([0, -1], device=potential.device), capacity)
     network = PackedNetwork(potential, len(elements), forces, stress, False, labels)
     if network.has_variant(batch) and not (network.heads or network.priors or network.pair_cutoff):
         return None

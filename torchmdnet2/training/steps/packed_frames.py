@@ -47,16 +47,16 @@ class Rows:
         self.offsets = torch.from_numpy(offsets).to(device)
         self.total = int(offsets[-1])
 
-    def gather(self, frame: Tensor, room: int) -> Gathered:
+    def gather(self, frame: Tensor, capacity: int) -> Gathered:
         """Return rows of B frames, one after the other, in buffers of fixed size.
 
         Args:
             frame: [B + 1]; the last entry is the frame after the last, which gets the padding.
-            room: the size of the buffers, at least what the frames need.
+            capacity: the size of the buffers, at least what the frames need.
         """
         after = self.sizes[frame].cumsum(0)
-        ptr = torch.cat([after.new_zeros(1), after[:-1], after.new_full((1,), room)])
-        row = torch.arange(room, device=frame.device)
+        ptr = torch.cat([after.new_zeros(1), after[:-1], after.new_full((1,), capacity)])
+        row = torch.arange(capacity, device=frame.device)
         owner = torch.searchsorted(after[:-1], row, right=True)
         source = (row + (self.offsets[frame] - ptr[:-1])[owner]).clamp(max=self.total)
         return Gathered(ptr, owner, owner < frame.shape[0] - 1, source)
@@ -249,8 +249,8 @@ class FurtherTables:
             cell=self._cell.index_select(0, frame),
             pbc=self._pbc.index_select(0, frame),
             lists={
-                cutoff: each.batch(cutoff, frame, atoms, num_atoms, room)
-                for (cutoff, each), room in zip(self._lists.items(), edges, strict=True)
+                cutoff: each.batch(cutoff, frame, atoms, num_atoms, capacity)
+                for (cutoff, each), capacity in zip(self._lists.items(), edges, strict=True)
             },
         )
 
@@ -265,9 +265,9 @@ class _List:
         last = torch.tensor([[0, 0, 1, 0, 0]], dtype=torch.int32, device=device)
         self.table = torch.cat([*(torch.from_numpy(each.rows).to(device) for each in found), last])
 
-    def batch(self, cutoff: float, frame: Tensor, atoms: Gathered, num_atoms: int, room: int) -> PaddedList:
+    def batch(self, cutoff: float, frame: Tensor, atoms: Gathered, num_atoms: int, capacity: int) -> PaddedList:
         """Return the edges of a batch; unused ones, from the table's last row, join atom N to its next image."""
-        edges = self.rows.gather(frame, room)
+        edges = self.rows.gather(frame, capacity)
         row = self.table.index_select(0, edges.source).long()
         first = atoms.ptr.index_select(0, edges.owner)[:, None]
         ends = torch.where(edges.used[:, None], row[:, :2] + first, num_atoms)
@@ -474,7 +474,7 @@ class PackedFrames:
         self._atoms, self._pairs, self._edges = (
             Rows(n, device) for n in (self.num_atoms, self.num_pairs, 2 * self.num_pairs)
         )
-        # each table ends with a row for room that is not needed
+        # each table ends with a row for capacity that is not used
         self._atom, self._pair, self._edge = (
             torch.from_numpy(np.concatenate([*rows, np.zeros((1, 2), np.int32)])).to(device)
             for rows in ([f.atom for f in flats], [f.pair for f in flats], [f.edge for f in flats])
@@ -510,24 +510,24 @@ class PackedFrames:
         edges = () if self._further is None else self._further.edges(index)
         return Capacity(len(index), int(self.num_atoms[index].sum()), int(self.num_pairs[index].sum()), edges)
 
-    def batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+    def batch(self, chosen: Tensor, capacity: Capacity) -> PackedBatch:
         """Gather a batch; nothing is read back from the device.
 
         Args:
             chosen: [B] frame numbers on the device; −1: no frame.
-            room: a capacity for B frames that is large enough.
+            capacity: a capacity for B frames that is large enough.
 
         Raises:
             ValueError: the capacity is for another number of frames.
         """
-        if len(chosen) != room.frames:
-            raise ValueError(f"{len(chosen)} frames are chosen, and the capacity is {room.frames}: pad with -1")
+        if len(chosen) != capacity.frames:
+            raise ValueError(f"{len(chosen)} frames are chosen, and the capacity is {capacity.frames}: pad with -1")
         gather = self.kernel_batch if self.device.type == "cuda" else self.reference_batch
-        batch = gather(chosen, room)
+        batch = gather(chosen, capacity)
         if self._weight is not None:
             batch.weight = self._weight.index_select(0, self._frames(chosen))
         if self._further is not None:
-            batch.further = self._further.batch(self._frames(chosen), room.atoms, room.edges)
+            batch.further = self._further.batch(self._frames(chosen), capacity.atoms, capacity.edges)
         return batch
 
     def _frames(self, chosen: Tensor) -> Tensor:
@@ -535,13 +535,17 @@ class PackedFrames:
         last = chosen.new_full((1,), len(self))
         return torch.cat([torch.where(chosen < 0, last, chosen), last])
 
-    def reference_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+    def reference_batch(self, chosen: Tensor, capacity: Capacity) -> PackedBatch:
         """Gather `batch` in plain PyTorch."""
-        frames, alone = room.frames, len(self.elements)
+        frames, alone = capacity.frames, len(self.elements)
         frame = self._frames(chosen)
         atoms, pairs, edges = (
             rows.gather(frame, size)
-            for rows, size in ((self._atoms, room.atoms), (self._pairs, room.pairs), (self._edges, 2 * room.pairs))
+            for rows, size in (
+                (self._atoms, capacity.atoms),
+                (self._pairs, capacity.pairs),
+                (self._edges, 2 * capacity.pairs),
+            )
         )
         count = torch.arange(alone, device=self.device)
         atom = self._atom[atoms.source]
@@ -575,9 +579,9 @@ class PackedFrames:
             stress=None if self._stress is None else self._stress[frame],
         )
 
-    def kernel_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+    def kernel_batch(self, chosen: Tensor, capacity: Capacity) -> PackedBatch:
         """Gather `batch` by one kernel."""
-        batch = self._unwritten(room)
+        batch = self._unwritten(capacity)
         gather_frames(
             chosen.contiguous(),
             {
@@ -597,9 +601,9 @@ class PackedFrames:
         )
         return batch
 
-    def _unwritten(self, room: Capacity) -> PackedBatch:
+    def _unwritten(self, capacity: Capacity) -> PackedBatch:
         """Return a batch whose tensors have no contents yet."""
-        frames, atoms, alone = room.frames, room.atoms + len(self.elements), len(self.elements)
+        frames, atoms, alone = capacity.frames, capacity.atoms + len(self.elements), len(self.elements)
 
         def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self.device)
@@ -615,21 +619,21 @@ class PackedFrames:
             element=int64(atoms),
             structure=int64(atoms),
             pairs=Pairs(
-                first=int32(room.pairs),
-                second=int32(room.pairs),
+                first=int32(capacity.pairs),
+                second=int32(capacity.pairs),
                 count=int32(1),
                 row_ptr=int32(atoms + 1),
-                sender=int32(2 * room.pairs),
-                pair=int32(2 * room.pairs),
+                sender=int32(2 * capacity.pairs),
+                pair=int32(2 * capacity.pairs),
             ),
-            r=empty(room.pairs, 3),
-            pair_structure=int64(room.pairs),
+            r=empty(capacity.pairs, 3),
+            pair_structure=int64(capacity.pairs),
             atom_ptr=int32(frames + 2),
             pair_ptr=int32(frames + 2),
             charge=empty(frames + 1 + alone),
             volume=empty(frames + 1),
             energy=empty(frames + 1, dtype=torch.float64),
-            forces=empty(room.atoms, 3),
+            forces=empty(capacity.atoms, 3),
             stress=None if self._stress is None else empty(frames + 1, 3, 3),
         )
 
@@ -664,7 +668,7 @@ def gather_frames(chosen: Tensor, frames: Mapping[str, Tensor | None], batch: Ma
     slots = len(chosen)
     num_atoms, num_pairs = (_length(batch[name]) for name in ("out_forces", "out_r"))
     shares = max(1, min(triton.cdiv(num_pairs, CHUNK * max(slots, 1)), PROGRAMS // (slots + 1)))
-    fillers = 1 + slots // 8  # the room that is not needed is about a tenth of all
+    fillers = 1 + slots // 8  # the capacity that is not used is about a tenth of all
     _gather[(slots + fillers, shares)](
         chosen,
         **frames,
@@ -746,7 +750,7 @@ def _gather(
 
     frame = _frame_of(chosen, slot, B, num_frames)
     num_atoms, num_pairs = tl.load(atom_sizes + frame), tl.load(pair_sizes + frame)
-    # no more than there is room for; slot B: all of it
+    # no more than the capacity; slot B: all of it
     atoms_left, pairs_left = N - first_atom, P - first_pair
     num_atoms = tl.where(slot < B, tl.minimum(num_atoms, atoms_left), atoms_left)
     num_pairs = tl.where(slot < B, tl.minimum(num_pairs, pairs_left), pairs_left)

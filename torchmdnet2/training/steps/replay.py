@@ -70,7 +70,7 @@ class GraphedPass:
         """
         if not self._cuda or not batches:
             return
-        largest = reduce(Capacity.joined, map(self.room, batches))
+        largest = reduce(Capacity.joined, map(self.capacity, batches))
         if self._largest is None or self._largest.joined(largest) != self._largest:
             self.clear()
             self._largest = largest
@@ -79,15 +79,15 @@ class GraphedPass:
 
     def __call__(self, chosen: Sequence[int]) -> None:
         """Do the work for these frames, on the current stream, without waiting."""
-        room = self.room(chosen)
+        capacity = self.capacity(chosen)
         if not self._cuda:
-            self._plain(chosen, room)
+            self._plain(chosen, capacity)
             return
         self._choose(chosen)
-        if room not in self._graphs:
-            self._graphs[room] = self._prepare(room)
-        self._graphs.move_to_end(room)
-        self._graphs[room].replay()
+        if capacity not in self._graphs:
+            self._graphs[capacity] = self._prepare(capacity)
+        self._graphs.move_to_end(capacity)
+        self._graphs[capacity].replay()
 
     def _choose(self, chosen: Sequence[int]) -> None:
         index = torch.full((self.frames,), -1, dtype=torch.int64)
@@ -95,13 +95,13 @@ class GraphedPass:
         # each its own pinned copy: the previous one may still be on its way
         self._chosen.copy_(index.pin_memory(), non_blocking=True)
 
-    def _plain(self, chosen: Sequence[int], room: Capacity) -> None:
+    def _plain(self, chosen: Sequence[int], capacity: Capacity) -> None:
         """Do the work without a graph, at the size of the batch."""
         self._chosen = torch.tensor(list(chosen), dtype=torch.int64)
         if not self._ready:
-            self._run(self.warm_up, room)
+            self._run(self.warm_up, capacity)
             self._ready = True
-        self._run(self.body, room)
+        self._run(self.body, capacity)
 
     def clear(self) -> None:
         """Drop the graphs, because the body changes or will not be called again."""
@@ -110,9 +110,9 @@ class GraphedPass:
         self._graphs.clear()
         self._ready, self._largest = False, None
 
-    def room(self, chosen: Sequence[int]) -> Capacity:
-        """Return the size of the graph for a batch: sizes grow by a tenth, so that there are few. Without graphs, that
-        of the batch."""
+    def capacity(self, chosen: Sequence[int]) -> Capacity:
+        """Return the capacity of the graph for a batch: capacities grow by a tenth, so that there are few. Without
+        graphs, the size of the batch."""
         need = self.store.size(chosen)
         if not self._cuda:
             return need
@@ -120,16 +120,16 @@ class GraphedPass:
         edges = tuple(_next_capacity(number, 1.5) for number in need.edges)
         return Capacity(self.frames, _next_capacity(need.atoms), _next_capacity(need.pairs), edges)
 
-    def _run(self, body: Callable[[PackedBatch], None], room: Capacity) -> None:
+    def _run(self, body: Callable[[PackedBatch], None], capacity: Capacity) -> None:
         with _matmul_precision(self.tf32):
-            body(self.store.batch(self._chosen, room))
+            body(self.store.batch(self._chosen, capacity))
 
-    def _prepare(self, room: Capacity) -> CudaGraph:
+    def _prepare(self, capacity: Capacity) -> CudaGraph:
         while len(self._graphs) >= _MOST_GRAPHS:
             self._graphs.popitem(last=False)
         graph = CudaGraph.record(
-            partial(self._run, self.body, room), self.store.device, warm_up=partial(self._run, self.warm_up, room),
-            memory=self._memory,
+            partial(self._run, self.body, capacity), self.store.device,
+            warm_up=partial(self._run, self.warm_up, capacity), memory=self._memory,
         )  # fmt: skip
         self.captures += 1
         return graph
