@@ -31,10 +31,14 @@ def waters(count=2, edge=5.0):
 
 def test_kinds_and_bonds_over_the_faces_of_a_cell():
     springs = Springs(System.from_ase(waters()))
-    assert sorted(map(sorted, springs.pairs.tolist())) == [[0, 1], [0, 2], [1, 2], [3, 4], [3, 5], [4, 5]]
-    assert sorted(springs.lengths.tolist()) == pytest.approx([0.969, 1.526], abs=2e-3) and springs.shift.any()
+    assert sorted(map(sorted, springs.pairs.tolist())) == [[0, 1], [0, 2], [3, 4], [3, 5]]
+    assert [sorted(triple) for triple in springs.triples.tolist()] == [[0, 1, 2], [3, 4, 5]]
+    assert springs.triples[:, 1].tolist() == [0, 3]
+    bond = 0.969
+    assert springs.usual.tolist() == pytest.approx([bond, bond**2 * np.cos(np.radians(103.98))], abs=2e-3)
+    assert springs.shift.any() and springs.shifts.any()
     alcohol = Springs(System.from_ase(molecule("CH3CH2OH")))
-    assert len(alcohol.pairs) == 8 + 6 + 6 + 1  # bonds; angles at both carbons and the oxygen
+    assert len(alcohol.pairs) == 8 and len(alcohol.triples) == 6 + 6 + 1
     with pytest.raises(BadData, match="no bonds between nonmetals"):
         Springs(System.from_ase(bulk("Cu")))
 
@@ -44,6 +48,7 @@ def test_forces_are_the_gradient_and_do_not_depend_on_images():
     springs = Springs(System.from_ase(waters()))
     random = torch.Generator().manual_seed(0)
     springs.coefficients.copy_(torch.randn(2, 4, generator=random, dtype=torch.float64))
+    springs.coefficients[1, 2:] = 0  # of angles
     system = System.from_ase([waters()] * 2)
     pos = (system.pos + 0.05 * torch.randn(12, 3, generator=random, dtype=torch.float64)).requires_grad_()
     cell = system.cell * torch.tensor([1.0, 1.02], dtype=torch.float64)[:, None, None]
@@ -52,15 +57,20 @@ def test_forces_are_the_gradient_and_do_not_depend_on_images():
     step.cell.copy_(cell)
     step.replay()
     energy = torch.zeros((), dtype=torch.float64)
-    i, j = springs.pairs.T
+    (i, j), (first, vertex, second) = springs.pairs.T, springs.triples.T
     for b in range(2):
         own = pos[6 * b : 6 * b + 6]
         d = (own[j] - own[i] + springs.shift.double() @ cell[b]).norm(dim=1)
-        x = d - springs.lengths[springs.kind]
+        to_first, to_second = (
+            own[end] - own[vertex] + springs.shifts[:, k].double() @ cell[b] for k, end in enumerate((first, second))
+        )
+        values = torch.cat([d, (to_first * to_second).sum(1)])
+        kinds = torch.cat([springs.kind, springs.bend])
+        x = values - springs.usual[kinds]
         assert x.abs().max() < 0.25
         powers = torch.stack([x ** (k + 1) / (k + 1) for k in range(4)], 1)
-        energy = energy + (springs.coefficients[springs.kind] * powers).sum()
-    (gradient,) = torch.autograd.grad(energy, pos)  # a positive coefficient pulls the atoms together
+        energy = energy + (springs.coefficients[kinds] * powers).sum()
+    (gradient,) = torch.autograd.grad(energy, pos)  # a positive coefficient of a bond pulls its atoms together
     torch.testing.assert_close(step.forces, -gradient, rtol=0, atol=1e-12)
 
 
@@ -68,7 +78,8 @@ def test_a_fit_finds_springs_of_which_the_forces_are():
     """And a run in inner steps is then one with short steps."""
     true = Springs(System.from_ase(molecule("CH3OH")))
     random = torch.Generator().manual_seed(1)
-    true.coefficients.copy_(torch.rand(len(true.lengths), 4, generator=random, dtype=torch.float64))
+    true.coefficients.copy_(torch.rand(len(true.usual), 4, generator=random, dtype=torch.float64))
+    true.coefficients[true.bend, 2:] = 0
 
     class Model:
         device = torch.device("cpu")

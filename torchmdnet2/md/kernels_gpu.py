@@ -213,16 +213,34 @@ def close_kernel(vel, forces, fast, half_kick, pending, num_atoms, SLOW: tl.cons
     tl.store(pending + slot, 0)
 
 
+@triton.jit
+def vector_to(pos, other, there, x, y, z, shift, cell):
+    """From (x, y, z) to the image of an atom in the cell `shift`; zeros and shifts where it is not there."""
+    r, s, t = (
+        tl.load(shift, there, other=0.0),
+        tl.load(shift + 1, there, other=0.0),
+        tl.load(shift + 2, there, other=0.0),
+    )
+    at = pos + other * 3
+    return (
+        tl.load(at, there, other=0.0) - x + r * tl.load(cell) + s * tl.load(cell + 3) + t * tl.load(cell + 6),
+        tl.load(at + 1, there, other=0.0) - y + r * tl.load(cell + 1) + s * tl.load(cell + 4) + t * tl.load(cell + 7),
+        tl.load(at + 2, there, other=0.0) - z + r * tl.load(cell + 2) + s * tl.load(cell + 5) + t * tl.load(cell + 8),
+    )
+
+
 @triton.jit(do_not_specialize=["num_atoms"])
 def springs_kernel(
-    pos, cell, partner, shift, kind, lengths, coefficients, forces, num_atoms, most, reach, BLOCK: tl.constexpr
-):
+    pos, cell, partner, shift, kind, middle, first, second, shifts, bend, usual, coefficients, forces, num_atoms, bonds,
+    angles, reach, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (b, p): forces of springs on the atoms of a part; as springs.SpringStep.
 
     Args:
         pos [N, 3] Å, cell [B, 3, 3] Å, forces [N, 3] eV/Å: float64; forces are overwritten.
-        partner [N, most] int32, shift [N, most, 3] float64, kind [N, most] int32: −1: no partner.
-        lengths [T] Å, coefficients [T, 4]: float64.
+        partner [N, bonds] int32, shift [N, bonds, 3] float64, kind [N, bonds] int32: −1 is no partner.
+        middle, first, second [N, angles] int32, shifts [N, angles, 2, 3] float64, bend [N, angles] int32: −1 is none.
+        usual [T], coefficients [T, 4]: float64.
         num_atoms: n.
         reach: Å, float64 in a tensor of one.
     """
@@ -238,31 +256,38 @@ def springs_kernel(
     m = cell + b * 9
     limit = tl.load(reach)
     fx, fy, fz = x * 0.0, x * 0.0, x * 0.0
-    for k in range(most):
-        at = atom * most + k
+    for k in range(bonds):
+        at = atom * bonds + k
         other = tl.load(partner + at, ok, other=-1).to(tl.int64)
         there = other >= 0
-        r, s, t = (
-            tl.load(shift + at * 3, ok, other=0.0),
-            tl.load(shift + at * 3 + 1, ok, other=0.0),
-            tl.load(shift + at * 3 + 2, ok, other=0.0),
-        )
-        dx = tl.load(pos + other * 3, there, other=0.0) - x + r * tl.load(m) + s * tl.load(m + 3) + t * tl.load(m + 6)
-        dy = (
-            tl.load(pos + other * 3 + 1, there, other=0.0) - y
-            + r * tl.load(m + 1) + s * tl.load(m + 4) + t * tl.load(m + 7)
-        )  # fmt: skip
-        dz = (
-            tl.load(pos + other * 3 + 2, there, other=0.0) - z
-            + r * tl.load(m + 2) + s * tl.load(m + 5) + t * tl.load(m + 8)
-        )  # fmt: skip
+        dx, dy, dz = vector_to(pos, other, there, x, y, z, shift + at * 3, m)
         d = tl.sqrt(tl.where(there, dx * dx + dy * dy + dz * dz, 1.0))
-        which = tl.load(kind + at, ok, other=0).to(tl.int64)
-        u = tl.minimum(tl.maximum(d - tl.load(lengths + which), -limit), limit)
+        which = tl.load(kind + at, there, other=0).to(tl.int64)
+        u = tl.minimum(tl.maximum(d - tl.load(usual + which), -limit), limit)
         c = coefficients + which * 4
-        force = tl.load(c) + u * (tl.load(c + 1) + u * (tl.load(c + 2) + u * tl.load(c + 3)))
-        force = tl.where(there, force / d, 0.0)
-        fx, fy, fz = fx + force * dx, fy + force * dy, fz + force * dz
+        slope = tl.load(c) + u * (tl.load(c + 1) + u * (tl.load(c + 2) + u * tl.load(c + 3)))
+        slope = tl.where(there, slope / d, 0.0)
+        fx, fy, fz = fx + slope * dx, fy + slope * dy, fz + slope * dz
+    for k in range(angles):
+        at = atom * angles + k
+        vertex = tl.load(middle + at, ok, other=-1).to(tl.int64)
+        there = vertex >= 0
+        i, j = tl.load(first + at, there, other=0).to(tl.int64), tl.load(second + at, there, other=0).to(tl.int64)
+        vx, vy, vz = (
+            tl.load(pos + vertex * 3, there, other=0.0),
+            tl.load(pos + vertex * 3 + 1, there, other=0.0),
+            tl.load(pos + vertex * 3 + 2, there, other=0.0),
+        )
+        dx, dy, dz = vector_to(pos, i, there, vx, vy, vz, shifts + at * 6, m)
+        ex, ey, ez = vector_to(pos, j, there, vx, vy, vz, shifts + at * 6 + 3, m)
+        which = tl.load(bend + at, there, other=0).to(tl.int64)
+        c = coefficients + which * 4
+        slope = tl.load(c) + tl.load(c + 1) * (dx * ex + dy * ey + dz * ez - tl.load(usual + which))
+        slope = tl.where(there, slope, 0.0)
+        is_vertex = vertex == atom
+        fx += slope * tl.where(is_vertex, dx + ex, -ex)
+        fy += slope * tl.where(is_vertex, dy + ey, -ey)
+        fz += slope * tl.where(is_vertex, dz + ez, -ez)
     tl.store(forces + atom * 3, fx, ok)
     tl.store(forces + atom * 3 + 1, fy, ok)
     tl.store(forces + atom * 3 + 2, fz, ok)
@@ -273,8 +298,9 @@ def launch_springs(step: SpringStep) -> None:
     replicas = len(step.energy)
     atoms = len(step.pos) // replicas
     springs_kernel[(replicas, -(-atoms // BLOCK))](
-        step.pos, step.cell, step.partner, step.shift, step.kind, step.lengths, step.coefficients, step.forces, atoms,
-        step.partner.shape[1], step.reach, BLOCK=BLOCK, num_warps=2, enable_fp_fusion=False,
+        step.pos, step.cell, step.partner, step.shift, step.kind, step.middle, step.first, step.second, step.shifts,
+        step.bend, step.usual, step.coefficients, step.forces, atoms, step.partner.shape[1], step.middle.shape[1],
+        step.reach, BLOCK=BLOCK, num_warps=2, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -248,7 +248,8 @@ class Simulation:
         else:
             cells = bool(self.start.pbc.any())
             left = springs.fit(self.potential.in_cells() if cells else self.potential)
-            self._say(f"{len(springs.pairs)} springs in {len(springs.lengths)} kinds take {1 - left:.0%} of the forces")
+            what = f"{len(springs.pairs)} bonds and {len(springs.triples)} angles of {len(springs.usual)} kinds"
+            self._say(f"springs on {what} take {1 - left:.0%} of the forces")
         return springs
 
     def _dynamics(self, atoms: AtomConstants) -> VelocityVerlet:

@@ -1,18 +1,25 @@
-"""Springs along bonds and angles, fitted to a potential's forces: the inner potential of multiple time steps.
+"""Springs on bonds and angles, fitted to a potential's forces: the inner potential of multiple time steps.
 
 They take over nearly all of the fast forces and cost next to nothing; the rest changes slowly. Averages do not depend
 on the fit, which only decides how long the outer time step can be.
 
-Shapes: N atoms in B replicas of n atoms each, P springs of a replica in T kinds, M springs of an atom at most.
+The energy of a bond is a function of its length, that of an angle a function of the scalar product of its two bonds,
+which needs no root and is smooth at straight angles. Springs between the ends of angles would stretch the bonds, too,
+and take over only a quarter of the bending force of water.
+
+Shapes: N atoms in B replicas of n atoms each, P bonds and Q angles of a replica in T kinds, M bonds and A angles of an
+atom at most.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from ase.data import atomic_masses
 from torch import Tensor
 
 from ..engine.bound import BoundStep
@@ -25,24 +32,28 @@ from .guard import Bonds
 __all__ = ["SpringStep", "Springs"]
 
 ORDER = 4
-"""Terms of the force: 1, x, x², x³ of the length minus its usual value."""
+"""Terms of the derivative of a bond's energy: 1, x, x², x³ of the length less its usual one."""
+OF_ANGLE = 2
+"""Terms of that of an angle."""
 
 _WIDTH = 0.04  # Å, of the random displacements of the fit
 REACH = 0.25
 """Å by which a length may differ from the usual one before the force becomes constant."""
-_ATOMS = 1000  # at least so many atoms in the frames of a fit, and two frames
+_FRAMES, _ATOMS = 16, 1000  # of a fit at least: bonds of a kind that is there once need as many frames
 
 
 class Springs:
-    """Springs between bonded atoms and between atoms bonded to the same one, in kinds by elements and neighbors.
+    """Springs on bonds and angles, in kinds by elements and neighbors.
 
     Args:
         start: one structure, on the CPU; its bonds get springs.
 
     Attributes:
-        pairs [P, 2], shift [P, 3] (cells between the second atom and its image), kind [P]: int64.
-        lengths: [T] Å, the mean of each kind at the start.
-        coefficients: [T, ORDER] eV/Å of (length − usual length)/Å to powers; zeros before `fit`.
+        pairs [P, 2], shift [P, 3] (cells between the second atom and its image), kind [P]: int64, of the bonds.
+        triples [Q, 3] (the vertex in the middle), shifts [Q, 2, 3] (cells of the ends), bend [Q]: int64, of the angles.
+        usual: [T] Å or Å², the mean of each kind at the start.
+        coefficients: [T, ORDER] of the derivative of the energy in powers of (value − usual value): eV/Å, …, those of
+            angles from eV/Å² on and OF_ANGLE of them; zeros before `fit`.
 
     Raises:
         BadData: the structure has no bonds.
@@ -53,25 +64,27 @@ class Springs:
         bonds = Bonds(start)
         if not len(bonds.pairs):
             raise BadData("inner springs: the structure has no bonds between nonmetals; give a model as inner")
-        self.pairs, self.shift, self.kind = _springs_of(start, bonds)
-        counts = torch.bincount(self.kind)
-        lengths = self._vectors(start.pos.double(), start.cell[0].double()).norm(dim=1)
-        self.lengths = torch.zeros(len(counts), dtype=torch.float64).index_add(0, self.kind, lengths) / counts
+        self.pairs, self.shift = torch.as_tensor(bonds.pairs), torch.as_tensor(bonds.shift).to(torch.int64)
+        self.kind, self.triples, self.shifts, self.bend = _kinds_of(start, bonds)
+        kinds, (lengths, products) = torch.cat([self.kind, self.bend]), self._values(start.pos, start.cell[0])[:2]
+        values = torch.cat([lengths, products])
+        counts = torch.bincount(kinds)
+        self.usual = torch.zeros(len(counts), dtype=torch.float64).index_add(0, kinds, values) / counts
         self.coefficients = torch.zeros(len(counts), ORDER, dtype=torch.float64)
 
     @property
     def identity(self) -> str:
         """Checksum of which atoms have springs."""
-        content = torch.cat([self.pairs, self.shift, self.kind[:, None]], 1).numpy().tobytes()
-        return f"springs {hashlib.sha256(content).hexdigest()}"
+        parts = self.pairs, self.shift, self.kind, self.triples, self.shifts, self.bend
+        return f"springs {hashlib.sha256(b''.join(part.numpy().tobytes() for part in parts)).hexdigest()}"
 
     def facts(self) -> dict[str, Any]:
         """Return what was fitted, as plain data."""
-        return {"lengths": self.lengths.tolist(), "coefficients": self.coefficients.tolist()}
+        return {"usual": self.usual.tolist(), "coefficients": self.coefficients.tolist()}
 
     def take(self, facts: Mapping[str, Any]) -> None:
         """Take over the result of an earlier fit."""
-        self.lengths.copy_(torch.tensor(facts["lengths"], dtype=torch.float64))
+        self.usual.copy_(torch.tensor(facts["usual"], dtype=torch.float64))
         self.coefficients.copy_(torch.tensor(facts["coefficients"], dtype=torch.float64))
 
     def fit(self, potential: Potential) -> float:
@@ -87,13 +100,14 @@ class Springs:
         n, cell = start.num_atoms, start.cell[0].double()
         size = self.coefficients.numel()
         left, right = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+        weight = torch.as_tensor(atomic_masses[start.z.numpy()]).rsqrt().repeat_interleave(3)
         evaluator, frames, total = Evaluator(potential), [], 0.0
-        for _ in range(max(2, -(-_ATOMS // n))):
+        for _ in range(max(_FRAMES, -(-_ATOMS // n))):
             pos = start.pos.double() + _WIDTH * torch.randn(n, 3, generator=random, dtype=torch.float64)
             forces = evaluator(start.replace(pos=pos).to(potential.device)).forces
             assert forces is not None
-            forces = forces.double().cpu().flatten()
-            design = self._design(pos, cell)
+            forces = weight * forces.double().cpu().flatten()
+            design = weight[:, None] * self._design(pos, cell)
             left += design.T @ design
             right += design.T @ forces
             total += float(forces.square().sum())
@@ -104,51 +118,53 @@ class Springs:
         rest = sum(float((forces - design @ found).square().sum()) for design, forces in frames)
         return (rest / total) ** 0.5
 
-    def _vectors(self, pos: Tensor, cell: Tensor) -> Tensor:
-        """Return vectors from first to second atom, [P, 3] Å."""
+    def _values(self, pos: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Lengths [P] Å and scalar products [Q] Å²; vectors of the bonds [P, 3] and from each vertex [Q, 2, 3], Å."""
+        pos, cell = pos.double(), cell.double()
         i, j = self.pairs.T
-        return pos[j] - pos[i] + self.shift.double() @ cell
+        along = pos[j] - pos[i] + self.shift.double() @ cell
+        sides = pos[self.triples[:, [0, 2]]] - pos[self.triples[:, 1:2]] + self.shifts.double() @ cell
+        return along.norm(dim=1), sides.prod(1).sum(1), along, sides
 
     def _design(self, pos: Tensor, cell: Tensor) -> Tensor:
-        """Return forces per coefficient in units of REACH, [3n, T·ORDER]."""
-        vectors = self._vectors(pos, cell)
-        d = vectors.norm(dim=1)
-        x = (d - self.lengths[self.kind]).clamp(-REACH, REACH) / REACH
-        along = (vectors / d[:, None])[:, :, None] * torch.stack([x**p for p in range(ORDER)], 1)[:, None]
-        place = self.kind[:, None] * ORDER + torch.arange(ORDER)
+        """Forces per coefficient in units of REACH, [3n, T·ORDER]."""
+        lengths, products, along, sides = self._values(pos, cell)
         design = torch.zeros(len(pos), 3, self.coefficients.numel(), dtype=torch.float64)
         axis = torch.arange(3)[None, :, None]
+
+        def add(atom: Tensor, direction: Tensor, x: Tensor, kind: Tensor, terms: int) -> None:
+            powers = (x / REACH)[:, None] ** torch.arange(terms)
+            place = kind[:, None] * ORDER + torch.arange(terms)
+            values = direction[:, :, None] * powers[:, None]
+            design.index_put_((atom[:, None, None], axis, place[:, None]), values, accumulate=True)
+
+        x = (lengths - self.usual[self.kind]).clamp(-REACH, REACH)
         for atom, sign in ((self.pairs[:, 0], 1.0), (self.pairs[:, 1], -1.0)):
-            design.index_put_((atom[:, None, None], axis, place[:, None]), sign * along, accumulate=True)
+            add(atom, sign * along / lengths[:, None], x, self.kind, ORDER)
+        x = products - self.usual[self.bend]
+        for atom, direction in zip(self.triples.T, (-sides[:, 1], sides.sum(1), -sides[:, 0]), strict=True):
+            add(atom, direction, x, self.bend, OF_ANGLE)
         return design.view(3 * len(pos), -1)
 
 
-def _springs_of(start: System, bonds: Bonds) -> tuple[Tensor, Tensor, Tensor]:
-    """Return pairs, shifts and kinds."""
+def _kinds_of(start: System, bonds: Bonds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Kinds of the bonds; triples, shifts and kinds of the angles."""
     z = start.z.tolist()
     near: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in z]
     for (i, j), shift in zip(bonds.pairs.tolist(), bonds.shift.tolist(), strict=True):
         near[i].append((j, tuple(shift)))
         near[j].append((i, tuple(-s for s in shift)))
     around = [(z[i], tuple(sorted(z[j] for j, _ in own))) for i, own in enumerate(near)]
-    found: dict[tuple[int, int, tuple[int, ...]], tuple[Any, ...]] = {}
-
-    def add(i: int, j: int, shift: tuple[int, ...], *middle: Any) -> None:
-        if i > j or (i == j and shift < (0, 0, 0)):
-            i, j, shift = j, i, tuple(-s for s in shift)
-        if (i, j, shift) != (i, i, (0, 0, 0)):
-            found.setdefault((i, j, shift), (middle, *sorted((around[i], around[j]))))
-
-    for i, own in enumerate(near):
-        for j, shift in own:
-            add(i, j, shift)
-    for m, own in enumerate(near):
-        for k, (i, first) in enumerate(own):
-            for j, second in own[k + 1 :]:
-                add(i, j, tuple(b - a for a, b in zip(first, second, strict=True)), around[m])
-    number = {kind: t for t, kind in enumerate(sorted(set(found.values())))}
-    pairs = torch.tensor([[i, j] for i, j, _ in found])
-    return pairs, torch.tensor([s for _, _, s in found]), torch.tensor([number[kind] for kind in found.values()])
+    of_bonds: list[tuple[Any, ...]] = [tuple(sorted((around[i], around[j]))) for i, j in bonds.pairs.tolist()]
+    angles = [(i, m, j) for m, own in enumerate(near) for i, j in itertools.combinations(own, 2)]
+    of_angles: list[tuple[Any, ...]] = [
+        (around[m], *sorted((around[i], around[j]))) for (i, _), m, (j, _) in angles
+    ]  # fmt: skip
+    number = {kind: t for t, kind in enumerate([*sorted(set(of_bonds)), *sorted(set(of_angles))])}
+    triples = torch.tensor([(i, m, j) for (i, _), m, (j, _) in angles], dtype=torch.int64).view(-1, 3)
+    shifts = torch.tensor([(a, b) for (_, a), _, (_, b) in angles], dtype=torch.int64).view(-1, 2, 3)
+    kind, bend = (torch.tensor([number[k] for k in kinds], dtype=torch.int64) for kinds in (of_bonds, of_angles))
+    return kind, triples, shifts, bend
 
 
 class SpringStep(BoundStep):
@@ -160,27 +176,48 @@ class SpringStep(BoundStep):
         launch: the kernel; None: PyTorch.
 
     Attributes:
-        partner [N, M] int32 (−1: none), shift [N, M, 3] float64, kind [N, M] int32: the springs of each atom.
-        lengths, coefficients: of the springs, on the device.
+        partner [N, M] int32 (−1: none), shift [N, M, 3] float64, kind [N, M] int32: the bonds of each atom.
+        middle, first, second [N, A] int32 (−1: none), shifts [N, A, 2, 3] float64, bend [N, A] int32: the angles of
+            each atom, which is their vertex `middle` or their end `first`.
+        usual, coefficients: of the springs, on the device.
     """
 
     def __init__(self, springs: Springs, system: System, launch: Callable[[SpringStep], None] | None = None):
         device, B = system.device, system.num_systems
         n = system.num_atoms // B
-        own: list[list[tuple[int, list[int], int]]] = [[] for _ in range(n)]
+        bonds: list[list[tuple[Any, ...]]] = [[] for _ in range(n)]
         rows = zip(springs.pairs.tolist(), springs.shift.tolist(), springs.kind.tolist(), strict=True)
         for (i, j), shift, kind in rows:
-            own[i].append((j, shift, kind))
-            own[j].append((i, [-s for s in shift], kind))
-        most = max(map(len, own))
-        padded = [row + [(-1, [0, 0, 0], 0)] * (most - len(row)) for row in own]
-        partner = torch.tensor([[p for p, _, _ in row] for row in padded], dtype=torch.int32)
-        first = n * torch.arange(B, dtype=torch.int32)[:, None, None]
-        partner = torch.where(partner < 0, -1, partner + first).view(-1, most)
-        shift = torch.tensor([[s for _, s, _ in row] for row in padded], dtype=torch.float64).repeat(B, 1, 1)
-        kind = torch.tensor([[k for _, _, k in row] for row in padded], dtype=torch.int32).repeat(B, 1)
-        self.partner, self.shift, self.kind = partner.to(device), shift.to(device), kind.to(device)
-        self.lengths, self.coefficients = springs.lengths.to(device), springs.coefficients.to(device)
+            bonds[i].append((j, shift, kind))
+            bonds[j].append((i, [-s for s in shift], kind))
+        angles: list[list[tuple[Any, ...]]] = [[] for _ in range(n)]
+        rows = zip(springs.triples.tolist(), springs.shifts.tolist(), springs.bend.tolist(), strict=True)
+        for (i, m, j), (a, b), kind in rows:
+            for atom, given in ((i, (m, i, j, [a, b])), (m, (m, i, j, [a, b])), (j, (m, j, i, [b, a]))):
+                angles[atom].append((*given, kind))
+
+        def table(rows: list[list[tuple[Any, ...]]], none: tuple[Any, ...]) -> list[Tensor]:
+            """Of all replicas, on the device: a tensor for each entry of a row, numbers as int32."""
+            most = max(1, *map(len, rows))
+            padded = [row + [none] * (most - len(row)) for row in rows]
+            columns = zip(*(zip(*row, strict=True) for row in padded), strict=True)
+            found = []
+            for column, empty in zip(columns, none, strict=True):
+                kind = torch.int32 if isinstance(empty, int) else torch.float64
+                values = torch.tensor(column, dtype=kind)
+                found.append(values.repeat(B, *[1] * (values.dim() - 1)).to(device))
+            return found
+
+        def everywhere(atoms: Tensor) -> Tensor:
+            """The atoms of the first replica in all."""
+            ahead = n * torch.arange(B, dtype=torch.int32, device=device).repeat_interleave(n)[:, None]
+            return torch.where(atoms < 0, -1, atoms + ahead)
+
+        partner, self.shift, self.kind = table(bonds, (-1, [0] * 3, 0))
+        middle, first, second, self.shifts, self.bend = table(angles, (-1, -1, -1, [[0] * 3] * 2, 0))
+        self.partner = everywhere(partner)
+        self.middle, self.first, self.second = map(everywhere, (middle, first, second))
+        self.usual, self.coefficients = springs.usual.to(device), springs.coefficients.to(device)
         self._batch = system.batch
         self.pos, self.cell = system.pos.detach().double().clone(), system.cell.detach().double().clone()
         self.forces = torch.zeros_like(self.pos)
@@ -196,14 +233,22 @@ class SpringStep(BoundStep):
         if self.launch is not None:
             self.launch(self)
             return
+        pos, cell = self.pos, self.cell[self._batch]
         none = self.partner < 0
-        across = torch.einsum("nmk,nkc->nmc", self.shift, self.cell[self._batch])
-        vectors = self.pos[self.partner.clamp(min=0)] - self.pos[:, None] + across
+        vectors = pos[self.partner.clamp(min=0)] - pos[:, None] + torch.einsum("nmk,nkc->nmc", self.shift, cell)
         d = vectors.norm(dim=2).masked_fill(none, 1.0)
-        x = (d - self.lengths[self.kind]).clamp(-REACH, REACH)
+        x = (d - self.usual[self.kind]).clamp(-REACH, REACH)
         c = self.coefficients[self.kind]
-        force = (c[..., 0] + x * (c[..., 1] + x * (c[..., 2] + x * c[..., 3]))).masked_fill(none, 0.0)
-        torch.sum((force / d)[:, :, None] * vectors, 1, out=self.forces)
+        slope = (c[..., 0] + x * (c[..., 1] + x * (c[..., 2] + x * c[..., 3]))).masked_fill(none, 0.0)
+        torch.sum((slope / d)[:, :, None] * vectors, 1, out=self.forces)
+        ends = torch.stack([self.first, self.second], 2).clamp(min=0)
+        sides = pos[ends] - pos[self.middle.clamp(min=0)][:, :, None]
+        sides += torch.einsum("naek,nkc->naec", self.shifts, cell)
+        c = self.coefficients[self.bend]
+        slope = c[..., 0] + c[..., 1] * (sides.prod(2).sum(2) - self.usual[self.bend])
+        vertex = (self.middle == torch.arange(len(pos), device=pos.device)[:, None])[:, :, None]
+        direction = torch.where(vertex, sides.sum(2), -sides[:, :, 1])
+        self.forces += torch.sum(slope.masked_fill(self.middle < 0, 0.0)[:, :, None] * direction, 1)
 
     def check(self) -> bool:
         return True
