@@ -168,7 +168,7 @@ class MpiExchange:
     def _transfer(self, rows: Tensor, to: _Parts, of: _Parts, count: int) -> Tensor:
         """Send rows to the processes `to` and receive rows from `of`; only neighbors exchange data."""
         received = rows.new_empty(count, rows.shape[1])
-        # as bytes: MPI knows no float16
+        # as bytes: MPI has no type for float16
         given, taken = (part.view(torch.uint8).numpy() for part in (rows.contiguous(), received))
         waiting = [self._comm.Irecv(taken[first:end], source=rank) for rank, first, end in of]
         waiting += [self._comm.Isend(given[first:end], dest=rank) for rank, first, end in to]

@@ -64,14 +64,14 @@ class _Part(NamedTuple):
 
     @classmethod
     def of(cls, combine: Array) -> _Part:
-        """Of [C, R, H]."""
+        """Make it from the weights [C, R, H] that combine the radial functions."""
         channels, num_rbf, _ = combine.shape
         size = (channels - 1) * num_rbf + max(num_rbf, LANES)
         return cls(channels, -(-size // LANES) * LANES, _pad(combine), _pad(combine.transpose(0, 2, 1)))
 
 
 def _pad(values: Array) -> Array:
-    """With zeros, to a multiple of LANES."""
+    """Return the values with zeros added, so that the last axis is a multiple of LANES."""
     return np.pad(values, ((0, 0), (0, 0), (0, -values.shape[2] % LANES)))
 
 
@@ -107,7 +107,7 @@ class CpuAIMNet2(CpuChargeNetwork):
         self._network_work = sum(layer.weight.numel() for layers in (*w.passes, w.head) for layer in layers) // 256
 
     def _read(self, part: _Part) -> Array:
-        """Where the first layer of frozen weights has each number that a pass reads; −1: nowhere."""
+        """Return the index, in the first layer of frozen weights, of each number that a pass reads; −1: none."""
         w = self.weights
         f, r, h = w.features, w.num_rbf, w.num_vectors
         place = 2 * f + w.channels * h
@@ -200,7 +200,7 @@ class CpuAIMNet2(CpuChargeNetwork):
 
 
 def _layer(layer: Layer, read: Array | None = None) -> _Layer:
-    """A layer in panels; `read`: its inputs in another order, see `CpuAIMNet2._read`."""
+    """Return a layer in panels; `read`: its inputs in another order, see `CpuAIMNet2._read`."""
     weight = layer.weight.numpy()
     if read is not None:
         weight = np.where(read[:, None] < 0, ZERO, weight[read])
@@ -336,7 +336,7 @@ def multiply(begin, stop, x, w, bias, y, slope, kind, chunks):
 
 @kernel
 def convolve(begin, stop, row_ptr, sender, radial, direction, combine, num_vectors, size, x, vectors):
-    """Of the values in the first `size` columns of x, write squares [N, C·H] and sums [N, size] into the next columns.
+    """Write squares [N, C·H] and sums [N, size] of the first `size` columns of x into its next columns.
 
     The squares are |V|² of V [N, 3, C, H]; see model.py.
     """
