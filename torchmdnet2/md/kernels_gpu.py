@@ -215,7 +215,7 @@ def close_kernel(vel, forces, fast, half_kick, pending, num_atoms, SLOW: tl.cons
 
 @triton.jit
 def vector_to(pos, other, there, x, y, z, shift, cell):
-    """From (x, y, z) to the image of an atom in the cell `shift`; zeros and shifts where it is not there."""
+    """Return the vector from (x, y, z) to the image of an atom in the cell `shift`; without meaning if not `there`."""
     r, s, t = (
         tl.load(shift, there, other=0.0),
         tl.load(shift + 1, there, other=0.0),

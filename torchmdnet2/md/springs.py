@@ -32,9 +32,9 @@ from .guard import Bonds
 __all__ = ["SpringStep", "Springs"]
 
 ORDER = 4
-"""Terms of the derivative of a bond's energy: 1, x, x², x³ of the length less its usual one."""
+"""Terms of the derivative of a bond's energy: 1, x, x², x³, with x the length minus the mean length."""
 OF_ANGLE = 2
-"""Terms of that of an angle."""
+"""Terms of the derivative of an angle's energy: 1 and x, with x the scalar product minus its mean."""
 
 _WIDTH = 0.04  # Å, of the random displacements of the fit
 REACH = 0.25
@@ -119,7 +119,7 @@ class Springs:
         return (rest / total) ** 0.5
 
     def _values(self, pos: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Lengths [P] Å and scalar products [Q] Å²; vectors of the bonds [P, 3] and from each vertex [Q, 2, 3], Å."""
+        """Return lengths [P] in Å, scalar products [Q] in Å², vectors of bonds [P, 3] and from each vertex [Q, 2, 3]."""
         pos, cell = pos.double(), cell.double()
         i, j = self.pairs.T
         along = pos[j] - pos[i] + self.shift.double() @ cell
@@ -127,7 +127,7 @@ class Springs:
         return along.norm(dim=1), sides.prod(1).sum(1), along, sides
 
     def _design(self, pos: Tensor, cell: Tensor) -> Tensor:
-        """Forces per coefficient in units of REACH, [3n, T·ORDER]."""
+        """Return the forces per coefficient in units of REACH, [3n, T·ORDER]."""
         lengths, products, along, sides = self._values(pos, cell)
         design = torch.zeros(len(pos), 3, self.coefficients.numel(), dtype=torch.float64)
         axis = torch.arange(3)[None, :, None]
@@ -148,7 +148,7 @@ class Springs:
 
 
 def _kinds_of(start: System, bonds: Bonds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Kinds of the bonds; triples, shifts and kinds of the angles."""
+    """Return the kinds of the bonds; triples, shifts and kinds of the angles."""
     z = start.z.tolist()
     near: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in z]
     for (i, j), shift in zip(bonds.pairs.tolist(), bonds.shift.tolist(), strict=True):
@@ -197,7 +197,7 @@ class SpringStep(BoundStep):
                 angles[atom].append((*given, kind))
 
         def table(rows: list[list[tuple[Any, ...]]], none: tuple[Any, ...]) -> list[Tensor]:
-            """Of all replicas, on the device: a tensor for each entry of a row, numbers as int32."""
+            """Return a tensor on the device for each entry of a row, for all replicas; numbers as int32."""
             most = max(1, *map(len, rows))
             padded = [row + [none] * (most - len(row)) for row in rows]
             columns = zip(*(zip(*row, strict=True) for row in padded), strict=True)
@@ -209,7 +209,7 @@ class SpringStep(BoundStep):
             return found
 
         def everywhere(atoms: Tensor) -> Tensor:
-            """The atoms of the first replica in all."""
+            """Return the atoms of each replica from those of the first one."""
             ahead = n * torch.arange(B, dtype=torch.int32, device=device).repeat_interleave(n)[:, None]
             return torch.where(atoms < 0, -1, atoms + ahead)
 
