@@ -119,7 +119,7 @@ class Springs:
         return (rest / total) ** 0.5
 
     def _values(self, pos: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return lengths [P] in Å, scalar products [Q] in Å², vectors of bonds [P, 3] and from each vertex [Q, 2, 3]."""
+        """Return lengths [P] in Å, products [Q] in Å²; vectors of bonds [P, 3] and from each vertex [Q, 2, 3]."""
         pos, cell = pos.double(), cell.double()
         i, j = self.pairs.T
         along = pos[j] - pos[i] + self.shift.double() @ cell
