@@ -15,12 +15,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from ...kernels.compiling_cpu import INNER, kernel, run_on_threads
+from ...kernels.compiling_cpu import INNER, compiled, kernel, run_on_threads
 from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
 from ...kernels.thread_tuner import ThreadChoice
 from ..tensornet.numba_kernels import (
     LANES,
     PANELS,
+    VECTOR,
+    WIDE,
     adds_products,
     call,
     exp,
@@ -40,7 +42,7 @@ _EPSILON = 1e-6
 
 
 class _Layer(NamedTuple):
-    """y = x W + b, GELU where `activated`. Panels of W [K, N] and of its transpose, b [N] and zeros [K]."""
+    """y = x W + b, GELU where `activated`. Panels of W [K, N] and of its transpose, b [1, N] and zeros [1, K]."""
 
     weight: Array
     transposed: Array
@@ -66,19 +68,19 @@ class _Part(NamedTuple):
     def of(cls, combine: Array) -> _Part:
         """Make it from the weights [C, R, H] that combine the radial functions."""
         channels, num_rbf, _ = combine.shape
-        size = (channels - 1) * num_rbf + max(num_rbf, LANES)
-        return cls(channels, -(-size // LANES) * LANES, _pad(combine), _pad(combine.transpose(0, 2, 1)))
+        size = (channels - 1) * num_rbf + max(num_rbf, VECTOR)
+        return cls(channels, -(-size // VECTOR) * VECTOR, _pad(combine), _pad(combine.transpose(0, 2, 1)))
 
 
 def _pad(values: Array) -> Array:
-    """Return the values with zeros added, so that the last axis is a multiple of LANES."""
-    return np.pad(values, ((0, 0), (0, 0), (0, -values.shape[2] % LANES)))
+    """Return the values with zeros added, so that the last axis is a multiple of VECTOR."""
+    return np.pad(values, ((0, 0), (0, 0), (0, -values.shape[2] % VECTOR)))
 
 
 class _Stage(NamedTuple):
-    """Equilibrated charges: u = f² + ε and f, [N]; Σ u and what the charges lack over it, [B]; float64."""
+    """Equilibrated charges: q, their weights f, [N]; Σ (f² + ε) and what the charges lack over it, [B]; float64."""
 
-    u: Array
+    charges: Array
     f: Array
     total: Array
     lacking: Array
@@ -88,7 +90,8 @@ class CpuAIMNet2(CpuChargeNetwork):
     """Runs a frozen AIMNet2 over CSR rows on the CPU.
 
     From the second pass on, the charge is one more channel: its R values are all q. A pass reads the C·R values of an
-    atom, the C·R sums over its neighbors and the C·H squares.
+    atom, the C·R sums over its neighbors and the C·H squares. The first layer reads the values of the first pass, which
+    are those of the element, from a table of its results.
     """
 
     def __init__(self, weights: FrozenAIMNet2):
@@ -96,32 +99,34 @@ class CpuAIMNet2(CpuChargeNetwork):
         w = weights
         combine = np.concatenate([w.combine.numpy(), w.combine_charges.numpy()[None]])
         self._parts = [_Part.of(combine[: w.channels]), _Part.of(combine)]
-        self._shifts = np.tile(w.shifts.double().numpy(), max(LANES // w.num_rbf, 1))
-        self._embedding = w.embedding.numpy()
+        self._shifts = np.tile(w.shifts.double().numpy(), max(VECTOR // w.num_rbf, 1))
+        self._embedding = np.pad(w.embedding.numpy(), ((0, 0), (0, self._parts[0].size - w.features)))
         self._passes = [
-            [_layer(layer, None if j else self._read(self._parts[k > 0])) for j, layer in enumerate(layers)]
+            [_layer(layer, None if j else self._read(k > 0)) for j, layer in enumerate(layers)]
             for k, layers in enumerate(w.passes)
         ]
+        first = w.passes[0][0]
+        own = w.embedding.double() @ first.weight[: w.features].double()
+        self._first = (own + first.bias).float().numpy()
         self._head = [_layer(layer) for layer in w.head]
         self._energy = tuple(part.numpy() for part in w.energy)
         self._network_work = sum(layer.weight.numel() for layers in (*w.passes, w.head) for layer in layers) // 256
 
-    def _read(self, part: _Part) -> Array:
+    def _read(self, charged: bool) -> Array:
         """Return the index, in the first layer of frozen weights, of each number that a pass reads; −1: none."""
-        w = self.weights
+        w, part = self.weights, self._parts[charged]
         f, r, h = w.features, w.num_rbf, w.num_vectors
         place = 2 * f + w.channels * h
         values, sums, squares = np.arange(f), np.arange(f, 2 * f), np.arange(2 * f, place)
-        if part.channels > w.channels:
+        if charged:
             values = np.append(values, place)
             sums = np.concatenate([sums, place + 1 + np.arange(r)])
             squares = np.concatenate([squares, place + 1 + r + np.arange(h)])
 
-        def padded(places: Array, size: int) -> Array:
-            return np.pad(places, (0, size - len(places)), constant_values=-1)
+        def padded(places: Array) -> Array:
+            return np.pad(places, (0, part.size - len(places)), constant_values=-1)
 
-        read = np.concatenate([padded(values, part.size), squares, padded(sums, part.size)])
-        return padded(read, -(-len(read) // COLUMNS) * COLUMNS)
+        return np.concatenate([padded(values) if charged else values[:0], squares, padded(sums)])
 
     def run(
         self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True, read: ReadCharges | None = None
@@ -137,29 +142,27 @@ class CpuAIMNet2(CpuChargeNetwork):
         direction = np.empty((found, 4), np.float32)
         find_edges(n, rows.row_ptr, rows.vectors, self._shifts, w.eta, w.cutoff, radial, slope, direction)
         edges = rows.row_ptr, rows.sender, radial
-        values, charges = self._embedding[atoms.z], None
-        inputs, vectors, slopes, stages = list[Array](), list[Array](), list[list[Array]](), list[_Stage]()
+        inputs, vectors, slopes, stages = [self._input(n, 0)], list[Array](), list[list[Array]](), list[_Stage]()
+        sent = [self._embedding[atoms.z]]
         for k, layers in enumerate(self._passes):
-            x = np.zeros((-(-n // ROWS) * ROWS, len(layers[0].zeros)), np.float32)
-            x[:n, :size] = values
-            if charges is not None:
-                x[:n, size : size + w.num_rbf] = charges[:, None]
-            part = self._parts[k > 0]
+            x, part = inputs[k], self._parts[k > 0]
             vectors.append(np.empty((n, 3, part.channels, part.combine.shape[2]), np.float32))
-            convolve(n, *edges, direction, part.combine, w.num_vectors, part.size, x, vectors[-1])
-            inputs.append(x)
-            out, found_slopes = _forward(layers, x)
+            at = part.size if k else 0
+            convolve(n, *edges, direction, part.combine, w.num_vectors, part.size, sent[k], at, x, vectors[-1])
+            out, found_slopes = _forward(layers, x, None if k else self._first[np.resize(atoms.z, len(x))])
             slopes.append(found_slopes)
             if k < len(w.passes) - 1:
-                values = values + out[:n, :size]
-                q64 = out[:n, size].astype(np.float64)
-                charges, stage = self._equilibrate(q64 if charges is None else q64 + charges, out[:n, size + 1], atoms)
-                stages.append(stage)
+                inputs.append(self._input(n, k + 1))
+                sent.append(inputs[-1])
+                stages.append(_Stage(*np.zeros((2, n)), *np.zeros((2, len(atoms.total_charge)))))
+                before = stages[max(k - 1, 0)].charges
+                given = atoms.batch, atoms.total_charge, w.exact_charge
+                advance(out, sent[k], before, size, w.num_rbf, *given, *stages[-1], inputs[-1])
+        charges = stages[-1].charges
         features = out[:n, : w.hidden_channels].copy() if self.keeps_features else None
         y, head_slopes = _forward(self._head, out)
         weight, bias = self._energy
         energy = y[:n] @ weight + bias
-        assert charges is not None
         by_charge = read(charges) if read is not None else None
         if not with_forces:
             return CpuOutputs(energy, None, None, charges, features)
@@ -167,36 +170,26 @@ class CpuAIMNet2(CpuChargeNetwork):
         forces, virial = np.zeros((n, 3)), np.zeros((n, 9))
         g = _backward(self._head, weight * head_slopes[-1], head_slopes)
         dq = np.zeros(n) if by_charge is None else by_charge.astype(np.float64)
-        da: Array | float = 0.0
         for k in reversed(range(len(w.passes))):
+            by_output = g
             if self._passes[k][-1].activated:
-                g = g * slopes[k][-1]
+                g = by_output * slopes[k][-1]
             dx, part = _backward(self._passes[k], g, slopes[k]), self._parts[k > 0]
-            gradient = np.empty((n, 4, part.size), np.float32)
-            spread_gradient(n, dx, vectors[k], part.spread, w.num_rbf, part.size, gradient)
-            convolve_gradient(n, *edges, slope, direction, inputs[k], gradient, dx, forces, virial)
-            if k == 0:
+            spread = np.empty((n, part.size // VECTOR, 5, VECTOR), np.float32)
+            at = part.size if k else 0
+            spread_gradient(n, sent[k], dx, at, vectors[k], part.spread, w.num_rbf, part.size, spread)
+            convolve_gradient(n, *edges, slope, direction, spread, dx, forces, virial)
+            if k == 0:  # no values are in its dx: features of an element have no gradient
                 break
-            da = da + dx[:n, :size]
-            dq = dq + dx[:n, size : size + w.num_rbf].sum(1, dtype=np.float64)
-            dq, df = self._equilibrate_gradient(dq, stages[k - 1], atoms)
-            g = np.zeros((len(dx), len(self._passes[k - 1][-1].bias)), np.float32)
-            g[:n, :size], g[:n, size], g[:n, size + 1] = da, dq, df
+            g = np.zeros((len(dx), self._passes[k - 1][-1].bias.shape[1]), np.float32)
+            kept = size if k < len(w.passes) - 1 else 0
+            stage = stages[k - 1][1:]
+            retreat(dx, by_output, kept, dq, size, w.num_rbf, atoms.batch, w.exact_charge, *stage, g)
         return CpuOutputs(energy, forces, virial, charges, features)
 
-    def _equilibrate(self, charges: Array, weights: Array, atoms: CpuAtoms) -> tuple[Array, _Stage]:
-        f, size = weights.astype(np.float64), len(atoms.total_charge)
-        exact = self.weights.exact_charge
-        u = f * f + (_EPSILON if exact else 0.0)
-        total = np.bincount(atoms.batch, u, size) + (0.0 if exact else _EPSILON)
-        lacking = (atoms.total_charge - np.bincount(atoms.batch, charges, size)) / np.maximum(total, 1e-300)
-        return charges + u * lacking[atoms.batch], _Stage(u, f, total, lacking)
-
-    def _equilibrate_gradient(self, dq: Array, stage: _Stage, atoms: CpuAtoms) -> tuple[Array, Array]:
-        """Return the gradients of the charges before equilibration and of their weights f."""
-        mean = np.bincount(atoms.batch, dq * stage.u, len(stage.total)) / np.maximum(stage.total, 1e-300)
-        own = dq - mean[atoms.batch]
-        return own, 2 * stage.f * stage.lacking[atoms.batch] * own
+    def _input(self, n: int, k: int) -> Array:
+        """Return zeros for the numbers that a pass reads of n atoms."""
+        return np.zeros((-(-n // ROWS) * ROWS, self._passes[k][0].zeros.shape[1]), np.float32)
 
 
 def _layer(layer: Layer, read: Array | None = None) -> _Layer:
@@ -204,24 +197,28 @@ def _layer(layer: Layer, read: Array | None = None) -> _Layer:
     weight = layer.weight.numpy()
     if read is not None:
         weight = np.where(read[:, None] < 0, ZERO, weight[read])
-    return _Layer(
-        panels(weight), panels(weight.T), layer.bias.numpy(), np.zeros(len(weight), np.float32), layer.activated
-    )
+    whole = np.pad(weight, ((0, -len(weight) % COLUMNS), (0, 0)))
+    zeros = np.zeros((1, len(whole)), np.float32)
+    return _Layer(panels(weight), panels(whole.T), layer.bias.numpy()[None], zeros, layer.activated)
 
 
 def _multiply(x: Array, weight: Array, bias: Array, slope: Array, kind: int) -> Array:
-    y = np.empty((len(x), len(bias)), np.float32)
+    y = np.empty((len(x), bias.shape[1]), np.float32)
     chunks = -(-len(x) // CHUNK)
-    multiply(chunks * len(bias) // COLUMNS, x, weight, bias, y, y if kind == LINEAR else slope, kind, chunks)
+    multiply(chunks * bias.shape[1] // COLUMNS, x, weight, bias, y, y if kind == LINEAR else slope, kind, chunks)
     return y
 
 
-def _forward(layers: list[_Layer], x: Array) -> tuple[Array, list[Array]]:
-    """Return the output of a network and the slopes of its activations; none for a layer without activation."""
+def _forward(layers: list[_Layer], x: Array, start: Array | None = None) -> tuple[Array, list[Array]]:
+    """Return the output of a network and the slopes of its activations; none for a layer without activation.
+
+    `start`, [N, K], takes the place of the first layer's b.
+    """
     slopes = []
     for layer in layers:
-        slope = np.empty((len(x), len(layer.bias)) if layer.activated else (0, 0), np.float32)
-        x = _multiply(x, layer.weight, layer.bias, slope, GELU if layer.activated else LINEAR)
+        bias = layer.bias if start is None else start
+        slope = np.empty((len(x), bias.shape[1]) if layer.activated else (0, 0), np.float32)
+        x, start = _multiply(x, layer.weight, bias, slope, GELU if layer.activated else LINEAR), None
         slopes.append(slope)
     return x, slopes
 
@@ -234,8 +231,8 @@ def _backward(layers: list[_Layer], g: Array, slopes: list[Array]) -> Array:
     return g
 
 
-ROWS = 6
-"""Atoms of a product at a time."""
+ROWS = 12 if WIDE else 6
+"""Atoms of a product at a time, whose sums fill the registers."""
 
 COLUMNS = 2 * LANES
 """Columns of a product at a time."""
@@ -243,36 +240,84 @@ COLUMNS = 2 * LANES
 CHUNK = 24
 """Atoms that share a panel of weights while it is in the cache."""
 
+TERMS = 256
+"""Terms of a sum at a time: sums of sums have smaller errors."""
+
 LINEAR, GELU, SLOPE = 0, 1, 2
 """What follows a product: nothing, the activation, or a factor, the slope of an activation."""
 
-_add_products = adds_products(ROWS, PANELS)
-ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
+_add_products = adds_products(ROWS, PANELS, ahead=True)
+ZERO, ONE, TWO, HALF = np.float32(0), np.float32(1), np.float32(2), np.float32(0.5)
 
 
-FAR = 40.0  # exp(−40) = 4e-18
+FAR = np.float32(40)  # exp(−40) = 4e-18
 
 
 @kernel
 def find_edges(begin, stop, row_ptr, vec, shifts, eta, cutoff, radial, slope, direction):
     """Write, for each edge, radial functions and their slopes [E, R], and direction with 1/d [E, 4]."""
+    steepness = np.float32(eta)
     for i in range(begin, stop):
         for e in range(row_ptr[i], row_ptr[i + 1]):
             x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
             d = math.sqrt(x * x + y * y + z * z)
             inverse = 1 / d if d > 0 else 0.0
             half = 0.5 * math.pi * max(1 - d / cutoff, 0.0)
-            envelope = math.sin(half) ** 2
-            envelope_slope = -math.pi / cutoff * math.sin(half) * math.cos(half)
+            sine, cosine = math.sin(half), math.cos(half)
+            envelope, envelope_slope = np.float32(sine * sine), np.float32(-math.pi / cutoff * sine * cosine)
             for r in range(radial.shape[1]):
-                away = d - shifts[r]
-                power = eta * away * away
+                away = np.float32(d - shifts[r])
+                power = steepness * away * away
                 # functions far from d would be subnormal in float32, which makes what reads them several times slower
-                bell = math.exp(-power) if power < FAR else 0.0
+                bell = exp(-power) if power < FAR else ZERO
                 radial[e, r] = bell * envelope
-                slope[e, r] = bell * (envelope_slope - 2 * eta * away * envelope)
+                slope[e, r] = bell * (envelope_slope - TWO * steepness * away * envelope)
             direction[e, 0], direction[e, 1], direction[e, 2] = x * inverse, y * inverse, z * inverse
             direction[e, 3] = inverse
+
+
+@compiled(error_model="numpy")
+def advance(out, sent, before, size, num_rbf, batch, total_charge, exact, charges, f, total, lacking, following):
+    """From the output [N, size + 2] of a pass, and what it sent: charges, and what the following pass sends.
+
+    The stage charges, f, total, lacking is zeros at first. `before`: charges of the stage before, or the same zeros.
+    """
+    n, own = len(batch), _EPSILON if exact else 0.0
+    total[:] = _EPSILON - own
+    for i in range(n):
+        f[i] = out[i, size + 1]
+        total[batch[i]] += f[i] * f[i] + own
+        lacking[batch[i]] += np.float64(out[i, size]) + before[i]
+    for b in range(len(total)):
+        lacking[b] = (total_charge[b] - lacking[b]) / max(total[b], 1e-300)
+    for i in range(n):
+        charges[i] = np.float64(out[i, size]) + before[i] + (f[i] * f[i] + own) * lacking[batch[i]]
+        for c in range(size):
+            following[i, c] = sent[i, c] + out[i, c]
+        for r in range(num_rbf):
+            following[i, size + r] = charges[i]
+
+
+@compiled(error_model="numpy")
+def retreat(dx, by_output, kept, dq, size, num_rbf, batch, exact, f, total, lacking, g):
+    """The gradient g of a pass's output, and dq of its charges, from dx of what the following pass reads.
+
+    The features go on beside that pass: the first `kept` columns of the gradient of its own output are theirs too.
+    """
+    n, own = len(batch), _EPSILON if exact else 0.0
+    mean = np.zeros(len(total))
+    for i in range(n):
+        for r in range(num_rbf):
+            dq[i] += dx[i, size + r]
+        mean[batch[i]] += dq[i] * (f[i] * f[i] + own)
+    for i in range(n):
+        b = batch[i]
+        dq[i] -= mean[b] / max(total[b], 1e-300)
+        for c in range(size):
+            g[i, c] = dx[i, c]
+        for c in range(kept):
+            g[i, c] += by_output[i, c]
+        g[i, size], g[i, size + 1] = dq[i], 2 * f[i] * lacking[b] * dq[i]
 
 
 @njit(inline="always", **INNER)
@@ -310,21 +355,31 @@ def activate(x, slope):
 
 @kernel
 def multiply(begin, stop, x, w, bias, y, slope, kind, chunks):
-    """Y = X W + b of [N, K], with w the panels of W; then GELU, of which `slope` gets the slope, or a factor `slope`.
+    """Y = X W + b [N, K], with w the panels of W; then GELU, of which `slope` gets the slope, or a factor `slope`.
 
-    Each pass computes COLUMNS columns of one of the chunks of rows.
+    b is of all atoms, [1, K], or of each of them. Each pass computes COLUMNS columns of one of the chunks of rows, and
+    fetches the next panels meanwhile.
     """
-    K, blocks = x.shape[1], len(x) // ROWS
-    groups = len(bias) // COLUMNS
+    K, inputs, outputs, blocks = w.shape[1], x.shape[1], y.shape[1], len(x) // ROWS
+    groups = outputs // COLUMNS
     for item in range(begin, stop):
         chunk, first = item // groups, item % groups * COLUMNS
-        for block in range(blocks * chunk // chunks, blocks * (chunk + 1) // chunks):
+        start, end = blocks * chunk // chunks, blocks * (chunk + 1) // chunks
+        step = LANES * PANELS // (end - start)
+        at_next = (first + COLUMNS) * K
+        for block in range(start, end):
             at = block * ROWS
             for r in range(at, at + ROWS):
+                own = bias[r if len(bias) > 1 else 0]
                 for c in range(first, first + COLUMNS):
-                    y[r, c] = bias[c]
+                    y[r, c] = own[c]
             for c in range(first, first + COLUMNS, LANES * PANELS):
-                _add_products(x, at * K, K, w, c * K, y, at * y.shape[1] + c, y.shape[1], K)
+                for k in range(0, K, TERMS):
+                    terms, i, o = min(K - k, TERMS), at * inputs + k, at * outputs + c
+                    _add_products(
+                        x, i, inputs, w, c * K + k * LANES, y, o, outputs, terms, K * LANES, at_next, step
+                    )  # fmt: skip
+                    at_next += step * terms
             if kind == GELU:
                 for r in range(at, at + ROWS):
                     activate(y[r, first : first + COLUMNS], slope[r, first : first + COLUMNS])
@@ -335,19 +390,19 @@ def multiply(begin, stop, x, w, bias, y, slope, kind, chunks):
 
 
 @kernel
-def convolve(begin, stop, row_ptr, sender, radial, direction, combine, num_vectors, size, x, vectors):
-    """Write squares [N, C·H] and sums [N, size] of the first `size` columns of x into its next columns.
+def convolve(begin, stop, row_ptr, sender, radial, direction, combine, num_vectors, size, values, at, x, vectors):
+    """Write squares [N, C·H] and sums [N, size] of the first `size` columns of the values into x from column `at` on.
 
     The squares are |V|² of V [N, 3, C, H]; see model.py.
     """
     channels, num_rbf, padded = combine.shape
-    K, width, num_squares = x.shape[1], radial.shape[1], channels * num_vectors
+    K, width, row, num_squares = x.shape[1], radial.shape[1], values.shape[1], channels * num_vectors
     m = np.empty(4 * size, np.float32)
     for i in range(begin, stop):
-        for c in range(0, size, LANES):
-            at, m0, mx, my, mz = c & (width - 1), zeros(), zeros(), zeros(), zeros()
+        for c in range(0, size, VECTOR):
+            g, m0, mx, my, mz = c & (width - 1), zeros(), zeros(), zeros(), zeros()
             for e in range(row_ptr[i], row_ptr[i + 1]):
-                sent = load(x, sender[e] * K + c) * load(radial, e * width + at)
+                sent = load(values, sender[e] * row + c) * load(radial, e * width + g)
                 m0 = m0 + sent
                 mx = mx + sent * repeat(direction, 4 * e)
                 my = my + sent * repeat(direction, 4 * e + 1)
@@ -357,44 +412,40 @@ def convolve(begin, stop, row_ptr, sender, radial, direction, combine, num_vecto
             store(m, 2 * size + c, my)
             store(m, 3 * size + c, mz)
         for a in range(channels):
-            for h in range(0, padded, LANES):
+            for h in range(0, padded, VECTOR):
                 vx, vy, vz = zeros(), zeros(), zeros()
                 for r in range(a * num_rbf, (a + 1) * num_rbf):
                     weight = load(combine, r * padded + h)
                     vx = vx + weight * repeat(m, size + r)
                     vy = vy + weight * repeat(m, 2 * size + r)
                     vz = vz + weight * repeat(m, 3 * size + r)
-                at = (3 * i * channels + a) * padded + h
-                store(vectors, at, vx)
-                store(vectors, at + channels * padded, vy)
-                store(vectors, at + 2 * channels * padded, vz)
+                v = (3 * i * channels + a) * padded + h
+                store(vectors, v, vx)
+                store(vectors, v + channels * padded, vy)
+                store(vectors, v + 2 * channels * padded, vz)
                 # lanes beyond the channel are zero, and are written over by what comes after it
-                store(x, i * K + size + a * num_vectors + h, vx * vx + vy * vy + vz * vz)
-        for c in range(0, size, LANES):
-            store(x, i * K + size + num_squares + c, load(m, c))
+                store(x, i * K + at + a * num_vectors + h, vx * vx + vy * vy + vz * vz)
+        for c in range(0, size, VECTOR):
+            store(x, i * K + at + num_squares + c, load(m, c))
 
 
 @kernel
-def spread_gradient(begin, stop, dx, vectors, combine, num_rbf, size, gradient):
-    """Write the gradients [N, 4, size] of the sums with radial functions, and with the three directions.
+def spread_gradient(begin, stop, values, dx, at, vectors, combine, num_rbf, size, spread):
+    """Write [N, size/VECTOR, 5, VECTOR]: gradients of the sums with radial functions and with three directions; values.
 
-    This comes before `convolve_gradient`, which reads these gradients of the neighbors.
+    This comes before `convolve_gradient`, which reads the rows of the neighbors.
     """
     channels, num_vectors, width = combine.shape
-    K, padded = dx.shape[1], vectors.shape[3]
-    by = np.empty(3 * padded, np.float32)
+    K, row, padded = dx.shape[1], values.shape[1], vectors.shape[3]
+    by, dm = np.empty(3 * padded, np.float32), np.zeros(3 * size, np.float32)
     for i in range(begin, stop):
-        for c in range(0, size, LANES):
-            store(gradient, 4 * i * size + c, load(dx, i * K + size + channels * num_vectors + c))
-        for d in range(1, 4):
-            store(gradient, (4 * i + d + 1) * size - LANES, zeros())
         for a in range(channels):
-            for h in range(0, padded, LANES):
-                half = load(dx, i * K + size + a * num_vectors + h)
+            for h in range(0, padded, VECTOR):
+                half = load(dx, i * K + at + a * num_vectors + h)
                 for d in range(3):
                     v = load(vectors, ((3 * i + d) * channels + a) * padded + h)
                     store(by, d * padded + h, (half + half) * v)
-            for r in range(0, width, LANES):
+            for r in range(0, width, VECTOR):
                 gx, gy, gz = zeros(), zeros(), zeros()
                 for h in range(num_vectors):
                     weight = load(combine, (a * num_vectors + h) * width + r)
@@ -402,50 +453,55 @@ def spread_gradient(begin, stop, dx, vectors, combine, num_rbf, size, gradient):
                     gy = gy + weight * repeat(by, padded + h)
                     gz = gz + weight * repeat(by, 2 * padded + h)
                 # lanes beyond the channel are zero, and are written over by the next one
-                at = (4 * i + 1) * size + a * num_rbf + r
-                store(gradient, at, gx)
-                store(gradient, at + size, gy)
-                store(gradient, at + 2 * size, gz)
+                store(dm, a * num_rbf + r, gx)
+                store(dm, size + a * num_rbf + r, gy)
+                store(dm, 2 * size + a * num_rbf + r, gz)
+        for c in range(0, size, VECTOR):
+            there = 5 * (i * size + c)
+            store(spread, there, load(dx, i * K + at + channels * num_vectors + c))
+            store(spread, there + VECTOR, load(dm, c))
+            store(spread, there + 2 * VECTOR, load(dm, size + c))
+            store(spread, there + 3 * VECTOR, load(dm, 2 * size + c))
+            store(spread, there + 4 * VECTOR, load(values, i * row + c))
 
 
 @kernel
-def convolve_gradient(begin, stop, row_ptr, sender, radial, slope, direction, x, gradient, dx, forces, virial):
+def convolve_gradient(begin, stop, row_ptr, sender, radial, slope, direction, spread, dx, forces, virial):
     """Add to the gradient of the values, the first columns of dx, and to forces [N, 3] and virials [N, 9], float64."""
-    size, K, width = gradient.shape[2], x.shape[1], radial.shape[1]
+    size, K, width = spread.shape[1] * VECTOR, dx.shape[1], radial.shape[1]
     for i in range(begin, stop):
         f, v = forces[i], virial[i]
         for e in range(row_ptr[i], row_ptr[i + 1]):
-            j = sender[e]
-            x_here, x_there, here, there = i * K, j * K, 4 * i * size, 4 * j * size
             ux, uy, uz = repeat(direction, 4 * e), repeat(direction, 4 * e + 1), repeat(direction, 4 * e + 2)
             # Atom j adds g·v_j to the sums of i and g·v_j·u to its vectors; i adds g·v_i and −g·v_i·u to those of j.
             # Each row takes the gradient of both, so that it writes its own forces alone; the reverse edge, in row j,
             # has the same pair with the other sign.
             along, px, py, pz = zeros(), zeros(), zeros(), zeros()  # dE/dd at fixed u, dE/du
-            for c in range(0, size, LANES):
-                g, s = load(radial, e * width + (c & (width - 1))), load(slope, e * width + (c & (width - 1)))
-                own, other = load(x, x_here + c), load(x, x_there + c)
-                mx, nx = load(gradient, here + size + c), load(gradient, there + size + c)
-                my, ny = load(gradient, here + 2 * size + c), load(gradient, there + 2 * size + c)
-                mz, nz = load(gradient, here + 3 * size + c), load(gradient, there + 3 * size + c)
-                from_own = load(gradient, here + c) + (ux * mx + uy * my + uz * mz)
-                from_other = load(gradient, there + c) - (ux * nx + uy * ny + uz * nz)
-                store(dx, x_here + c, load(dx, x_here + c) + g * from_other)
+            for c in range(0, size, VECTOR):
+                here, there, at = 5 * (i * size + c), 5 * (sender[e] * size + c), e * width + (c & (width - 1))
+                g, s = load(radial, at), load(slope, at)
+                mx, nx = load(spread, here + VECTOR), load(spread, there + VECTOR)
+                my, ny = load(spread, here + 2 * VECTOR), load(spread, there + 2 * VECTOR)
+                mz, nz = load(spread, here + 3 * VECTOR), load(spread, there + 3 * VECTOR)
+                own, other = load(spread, here + 4 * VECTOR), load(spread, there + 4 * VECTOR)
+                from_own = load(spread, here) + (ux * mx + uy * my + uz * mz)
+                from_other = load(spread, there) - (ux * nx + uy * ny + uz * nz)
+                store(dx, i * K + c, load(dx, i * K + c) + g * from_other)
                 along = along + s * (other * from_own + own * from_other)
                 px = px + g * (other * mx - own * nx)
                 py = py + g * (other * my - own * ny)
                 pz = pz + g * (other * mz - own * nz)
             # with du/dvec = (1 − u uᵀ)/d; vec points from i to j, so that dE/dvec is the force on i
-            dx_, dy_, dz_, inverse = direction[e, 0], direction[e, 1], direction[e, 2], direction[e, 3]
+            x, y, z, inverse = direction[e, 0], direction[e, 1], direction[e, 2], direction[e, 3]
             bx, by, bz = total(px) * inverse, total(py) * inverse, total(pz) * inverse
-            radially = total(along) - (dx_ * bx + dy_ * by + dz_ * bz)
-            gx, gy, gz = radially * dx_ + bx, radially * dy_ + by, radially * dz_ + bz
+            radially = total(along) - (x * bx + y * by + z * bz)
+            gx, gy, gz = radially * x + bx, radially * y + by, radially * z + bz
             f[0] += gx
             f[1] += gy
             f[2] += gz
             if inverse > ZERO:
                 half = HALF / inverse  # half of the virial, since row j adds the other half
-                rx, ry, rz = dx_ * half, dy_ * half, dz_ * half
+                rx, ry, rz = x * half, y * half, z * half
                 v[0] += gx * rx
                 v[1] += gx * ry
                 v[2] += gx * rz

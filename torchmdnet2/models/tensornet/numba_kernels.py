@@ -21,11 +21,12 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global
 from ...kernels.compiling_cpu import INNER
 
 __all__ = [
-    "LANES", "PANELS", "ROWS", "add", "add_square_adjoint", "adds_products", "ascend", "call", "dense", "descend",
-    "edge_gradients", "embed", "gather", "gather_adjoint", "inline", "layer_norm", "layer_norm_adjoint", "load",
-    "load9", "log_norm", "log_norm_adjoint", "mix", "norm_gradient", "normalise_adjoint", "panels", "part_norms",
-    "place_edges", "product", "product_adjoint", "repeat", "row_force", "scale", "scale_parts", "sigmoid", "silu",
-    "silu_slope", "square", "squared_norm", "store", "store9", "store9_scaled", "total", "zeros",
+    "LANES", "PANELS", "ROWS", "VECTOR", "WIDE", "add", "add_square_adjoint", "adds_products", "ascend", "call",
+    "dense", "descend", "edge_gradients", "embed", "gather", "gather_adjoint", "inline", "layer_norm",
+    "layer_norm_adjoint", "load", "load9", "log_norm", "log_norm_adjoint", "mix", "norm_gradient",
+    "normalise_adjoint", "panels", "part_norms", "place_edges", "product", "product_adjoint", "repeat", "row_force",
+    "scale", "scale_parts", "sigmoid", "silu", "silu_slope", "square", "squared_norm", "store", "store9",
+    "store9_scaled", "total", "zeros",
 ]  # fmt: skip
 
 
@@ -217,21 +218,24 @@ def add_square_adjoint(q, d, g):
     return add(g, scale(q, compose_adjoint(u)))
 
 
-# --- Vectors of LANES numbers in registers on the CPU, for sums that numba would write to memory after each step ---
+# --- Vectors in registers on the CPU, for sums that numba would write to memory after each step: numba functions ---
 
-LANES = 16
+WIDE = bool(get_host_cpu_features().get("avx512f"))
+
+VECTOR = 16 if WIDE else 8
+"""Numbers of a vector: those of a register."""
 
 intrinsic: Any = extending.intrinsic  # by its type, callers would have to give the context too
 
 
 class _Vector(types.Type):
-    """LANES numbers in float32: `+`, `-` and `*` of two of them, and the functions below."""
+    """VECTOR numbers in float32: `+`, `-` and `*` of two of them, and the functions below."""
 
     def __init__(self) -> None:
-        super().__init__(f"Vector{LANES}")
+        super().__init__(f"Vector{VECTOR}")
 
 
-_VECTOR, _LLVM_VECTOR = _Vector(), ir.VectorType(ir.FloatType(), LANES)
+_VECTOR, _LLVM_VECTOR = _Vector(), ir.VectorType(ir.FloatType(), VECTOR)
 
 
 @extending.register_model(_Vector)
@@ -252,7 +256,7 @@ for _operator, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), 
 
 
 def _at(context, builder, array, values):
-    """Pointer to LANES numbers from a place on; contiguous arrays are counted as if they had one dimension."""
+    """Pointer to VECTOR numbers from a place on; contiguous arrays are counted as if they had one dimension."""
     if array.layout != "C" or array.dtype != types.float32:
         raise TypeError(f"vectors are in contiguous arrays of float32, not in {array}")
     data = context.make_array(array)(context, builder, values[0]).data
@@ -280,11 +284,11 @@ def store(_typing, array, at, vector):
     return types.void(array, types.intp, vector), generate
 
 
-def _filled(builder, number):
+def _filled(builder, number, length):
     """A vector of one number."""
-    lane, nothing = ir.IntType(32), ir.Constant(_LLVM_VECTOR, ir.Undefined)
+    lane, nothing = ir.IntType(32), ir.Constant(ir.VectorType(ir.FloatType(), length), ir.Undefined)
     one = builder.insert_element(nothing, number, ir.Constant(lane, 0))
-    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(lane, LANES), [0] * LANES))
+    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(lane, length), [0] * length))
 
 
 @intrinsic
@@ -292,7 +296,7 @@ def zeros(_typing):
     """A vector of zeros."""
 
     def generate(_context, _builder, _signature, _values):
-        return ir.Constant(_LLVM_VECTOR, [0.0] * LANES)
+        return ir.Constant(_LLVM_VECTOR, [0.0] * VECTOR)
 
     return _VECTOR(), generate
 
@@ -303,7 +307,7 @@ def repeat(_typing, array, at):
 
     def generate(context, builder, given, values):
         first = builder.bitcast(_at(context, builder, given.args[0], values), ir.FloatType().as_pointer())
-        return _filled(builder, builder.load(first))
+        return _filled(builder, builder.load(first), VECTOR)
 
     return _VECTOR(array, types.intp), generate
 
@@ -314,7 +318,7 @@ def total(_typing, vector):
 
     def generate(_context, builder, _signature, values):
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _LLVM_VECTOR])
-        add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
+        add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{VECTOR}f32")
         return builder.call(add, [ir.Constant(ir.FloatType(), 0.0), values[0]], fastmath=("fast",))
 
     return types.float32(vector), generate
@@ -328,6 +332,8 @@ def total(_typing, vector):
 ROWS = 4
 """Atoms at a time. With 16 columns their sums fill half of the registers of AVX2, with 32 a quarter of AVX-512's."""
 
+LANES = 16
+
 ZERO = np.float32(0)
 
 
@@ -336,51 +342,73 @@ def panels(w: Any) -> Any:
     return np.ascontiguousarray(np.moveaxis(w.reshape(*w.shape[:-1], -1, LANES), -2, -3))
 
 
-def adds_products(rows: int, panels: int) -> Any:
+def adds_products(rows: int, panels: int, ahead: bool = False) -> Any:
     """y += x @ w for `rows` rows of K numbers from at_x on, `panels` panels of w from at_w on, as many LANES of y.
 
-    Places and strides count numbers of the arrays, which are contiguous and float32.
+    Places and strides count numbers of the arrays, which are contiguous and float32. With `ahead`, the panels have
+    `panel` numbers each, and one number of w is fetched to the L2 cache for each of the K, from at_next on in steps.
     """
 
     def generate(context, builder, signature, arguments):
-        _x, at_x, x_stride, _w, at_w, _y, at_y, y_stride, size = arguments
+        _x, at_x, x_stride, _w, at_w, _y, at_y, y_stride, size, *following = arguments
         x, w, y = (context.make_array(signature.args[k])(context, builder, arguments[k]).data for k in (0, 3, 5))
-        index = ir.IntType(64)
+        index, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 
         def place(start, stride, row):
             return builder.add(start, builder.mul(stride, ir.Constant(index, row)))
 
         def lanes(base, at):
-            return builder.bitcast(builder.gep(base, [at]), _LLVM_VECTOR.as_pointer())
+            return builder.bitcast(builder.gep(base, [at]), vector.as_pointer())
 
-        begins = [builder.add(at_w, builder.mul(size, ir.Constant(index, p * LANES))) for p in range(panels)]
+        panel = following[0] if following else builder.mul(size, ir.Constant(index, LANES))
+        begins = [place(at_w, panel, p) for p in range(panels)]
         columns = [builder.add(at_y, ir.Constant(index, p * LANES)) for p in range(panels)]
         out = [[lanes(y, place(column, y_stride, row)) for column in columns] for row in range(rows)]
-        sums = [[cgutils.alloca_once_value(builder, builder.load(at, align=4)) for at in row] for row in out]
+        nothing = ir.Constant(vector, [0.0] * LANES)
+        sums = [[cgutils.alloca_once_value(builder, nothing) for _ in row] for row in out]
         with cgutils.for_range(builder, size) as loop:
             weights = [builder.load(lanes(w, place(begin, loop.index, LANES)), align=4) for begin in begins]
+            if following:
+                _, at_next, step = following
+                _fetch(builder, builder.gep(w, [builder.add(at_next, builder.mul(loop.index, step))]))
             for row, totals in enumerate(sums):
                 at = builder.add(place(at_x, x_stride, row), loop.index)
-                number = _filled(builder, builder.load(builder.gep(x, [at])))
+                number = _filled(builder, builder.load(builder.gep(x, [at])), LANES)
                 for weight, total in zip(weights, totals, strict=True):
                     product = builder.fmul(number, weight, flags=("fast",))
                     builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
         for places, totals in zip(out, sums, strict=True):
             for at, total in zip(places, totals, strict=True):
-                builder.store(builder.load(total), at, align=4)
+                whole = builder.fadd(builder.load(at, align=4), builder.load(total))
+                builder.store(whole, at, align=4)
         return context.get_dummy_value()
 
-    def add_product(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K):
+    def typed(x, w, y, following):
         for array in (x, w, y):
             if array.layout != "C" or array.dtype != types.float32:
                 raise TypeError(f"the product needs contiguous arrays of float32, not {array}")
-        return types.void(x, types.intp, types.intp, w, types.intp, y, types.intp, types.intp, types.intp), generate
+        place = types.intp
+        return types.void(x, place, place, w, place, y, place, place, place, *[place] * following), generate
 
-    return intrinsic(add_product)
+    def add_product(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K):
+        return typed(x, w, y, 0)
+
+    def add_product_ahead(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K, panel, at_next, step):
+        return typed(x, w, y, 3)
+
+    return intrinsic(add_product_ahead if ahead else add_product)
+
+
+def _fetch(builder, place):
+    """Fetch what lies there to the L2 cache."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.bitcast(place, byte), *(ir.Constant(number, k) for k in (0, 2, 1))])
 
 
 # sums of two panels fill the registers of AVX-512 and hide the latency of its additions; others have half as many
-PANELS = 2 if get_host_cpu_features().get("avx512f") else 1
+PANELS = 2 if WIDE else 1
 _add_product, _add_products = adds_products(ROWS, 1), adds_products(ROWS, PANELS)
 
 

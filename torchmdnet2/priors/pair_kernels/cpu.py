@@ -264,7 +264,10 @@ def _short_range(d, lower, inverse, damping):
         t = min(d * inverse, 1 - 1e-6)
         rest = (1 - t) * (1 + t)
         x = t * t / rest
-        return -math.expm1(-x), math.exp(-x) * 2 * t * inverse / (rest * rest)
+        if x > 60:  # 1 in float64, of a slope below 1e-20
+            return 1.0, 0.0
+        f = -math.expm1(-x)
+        return f, (1 - f) * 2 * t * inverse / (rest * rest)
     phase = min(max((d - lower) * inverse, 0.0), 1.0) * (math.pi / 2)
     sin = math.sin(phase)
     return sin * sin, math.pi * inverse * sin * math.cos(phase)
