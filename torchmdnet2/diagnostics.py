@@ -72,7 +72,7 @@ def _installed(name: str) -> str:
 
 
 def _gpu() -> str:
-    """Return whether an NVIDIA GPU is used; if not, the reason and the remedy."""
+    """Say whether an NVIDIA GPU is used; if not, the reason and the remedy."""
     import torch
 
     if torch.version.cuda is None:

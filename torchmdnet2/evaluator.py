@@ -99,7 +99,7 @@ class Evaluator:
 
     @not_compiled
     def __call__(self, system: System, forces: bool = True, stress: bool | None = None) -> Result:
-        """Evaluate as the Evaluator; return None if the potential itself must be called.
+        """Return energy and, if requested, forces and stress of a batch of structures.
 
         Args:
             system: N atoms in B structures, on the potential's device; never changed.

@@ -164,7 +164,7 @@ def _spread(indices: list[int], most: int) -> list[int]:
 
 
 def _batches(potential: Potential, data: Dataset, indices: list[int]) -> Iterator[System]:
-    """Return checked structures on the potential's device."""
+    """Yield batches of checked structures on the potential's device."""
     from ..potential.refusals import rename
 
     for first in range(0, len(indices), _BATCH):

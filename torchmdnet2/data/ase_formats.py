@@ -461,7 +461,7 @@ class Doubts:
                     self._other[str(energy), name] = max(most, difference), count + 1
 
     def __iter__(self) -> Iterator[str]:
-        """Return the warnings as sentences."""
+        """Yield the warnings as sentences."""
         for (read, other), (most, count) in self._other.items():
             yield (
                 f"'{read}' is read as the energy from {self._path}, and '{other}' differs from it in {count} frames, "

@@ -224,7 +224,7 @@ _FURTHER = "further:"
 
 
 def _found(reader: DpdataReader, places: Any) -> Iterator[Any]:
-    """Return the files and folders that hold frames, at least one."""
+    """Yield the files and folders that hold frames, at least one."""
     some = False
     for place in places:
         some = True

@@ -84,7 +84,7 @@ class Limits:
         return None
 
     def volume_violation(self, volume: float, first: float) -> str | None:
-        """Return the limit that volumes in Å³ exceed, as `violation`."""
+        """Return why a volume in Å³ is outside the limit, as `violation`; None if it is within."""
         if volume > self.volume * first or volume * self.volume < first:
             return f"the volume of the cell is {volume:.3g} Å³ and was {first:.3g} Å³ (limit {self.volume:g} times)"
         return None

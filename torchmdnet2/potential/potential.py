@@ -520,7 +520,7 @@ class Potential(nn.Module):
 
         Args:
             system: B structures.
-            charge: False: about the spin alone.
+            charge: False: check the spin only.
 
         Raises:
             UntrainedCharge: the model does not know a total charge.

@@ -282,7 +282,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         )  # fmt: skip
 
     def _parts(self, atoms: Atoms) -> tuple[int, int]:
-        """Return the structures, and the number of parts that the largest can have."""
+        """Return the number of structures, and the number of parts that the largest can have."""
         return atoms.ptr.shape[0] - 1, -(-len(atoms.z) // part_size(len(atoms.z)))
 
     # --- messages ------------------------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def periodic_heights(system: System) -> Tensor:
 
 
 def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
-    """Return elements, charges, compositions and sizes of the training frames, from their statistics."""
+    """Return elements, charges, compositions, energies and sizes of the training frames, from their statistics."""
     known = np.flatnonzero(~np.isnan(found.energies))
     return {
         "elements": found.elements,
