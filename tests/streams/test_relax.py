@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import read, write
 from ase.optimize import LBFGS
+from rich.console import Console
 from tiny import tiny_potential
 from warm import warm_python
 
@@ -619,7 +621,8 @@ def test_what_has_no_conformers_is_named_in_its_record(monkeypatch):
 
     assert error(Record(0, smiles="C(")) == "'C(' is not a SMILES that RDKit can read"
     assert error(Record(0, molfile="no molfile")) == "RDKit cannot read its bonds"
-    assert error(Record(0, smiles="C.C")) == "it has several molecules, but conformers need a single one"
+    several = "it has several molecules, but conformers need a single one: leave out ions and solvents"
+    assert error(Record(0, smiles="C.C")) == several
     assert error(Record(0, parse=Atoms)) == "it has no atoms"
     monkeypatch.setattr(chem, "EmbedMultipleConfs", lambda *_: [])
     assert error(Record(0, smiles="CC")) == "RDKit finds no conformer; give a file with its structure"
@@ -720,6 +723,47 @@ def test_a_file_that_was_read_is_read_to_its_end(tmp_path, name):
     file = RecordFile(str(tmp_path / name))
     assert file.fraction == 0
     assert not any(record.error for record in file) and file.fraction == 1
+
+
+def test_the_part_of_a_file_up_to_each_block(tmp_path, monkeypatch):
+    """The time left follows from it. Of a file that is read in one piece it was 1 from the first block on."""
+    write(tmp_path / "in.xyz", rattled(["H2O"] * 8), format="extxyz")
+    parts = []
+    monkeypatch.setattr(run.Summary, "words", lambda self, fraction, before: parts.append(fraction) or "")
+    console = Console(file=io.StringIO())
+    torchmdnet2.relax("organic-small", tmp_path / "in.xyz", tmp_path / "out.xyz", block=2, steps=1, console=console)
+    assert parts[:3] == pytest.approx([0.25, 0.5, 0.75], abs=0.02)
+
+
+def test_cells_that_stay(small):
+    """Periodic structures have no springs; a batch of these alone was an error of shapes."""
+    free = molecule("CH3CH2OH")
+    free.rattle(0.05, seed=1)
+    cell = free.copy()
+    cell.set_cell([7.0] * 3)
+    cell.pbc = True
+    calculator = TorchMDNet2Calculator(small)
+    for starts in ([cell], [cell, free, cell]):
+        for start, outcome in zip(starts, torchmdnet2.relax(small, starts, fmax=0.002), strict=True):
+            (found,) = outcome.structures
+            found.calc = calculator
+            assert found.info["converged"] and np.abs(found.get_forces()).max() <= 0.003
+            assert found.info["energy"] == pytest.approx(found.get_potential_energy(), abs=1e-4)
+            assert (found.cell.array == start.cell.array).all() and (found.pbc == start.pbc).all()
+
+
+def test_a_mirror_image_is_no_other_conformer():
+    pytest.importorskip("rdkit")
+    from torchmdnet2.streams.conformers import Preparation, Ranking
+
+    (record,) = Preparation(1)([Record(0, smiles="CC(C)CO")])
+    (one,) = record.starts
+    one.info |= {"energy": 0.0, "converged": True, "bonds_changed": 0}
+    other, turned = one.copy(), one.copy()
+    other.positions[:, 0] *= -1
+    turned.rotate_dihedral(0, 1, 3, 4, 90, indices=[4, 12, 13, 14])  # oxygen and the hydrogens behind
+    kept = Ranking()([one, other, turned], record.molfile)
+    assert len(kept) == 2 and kept[0] is one and kept[1] is turned
 
 
 def test_atoms_nearer_than_a_bond_are_counted_over_restarts(tmp_path, monkeypatch):

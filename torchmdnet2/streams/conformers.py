@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..core.stated import charge_and_spin
 from ..errors import BadConfig, BadData, needs_extra
 from .records import FAULTS, Record
@@ -85,7 +87,7 @@ def embed(record: Record, count: int, seed: int) -> None:
             raise BadData(f"'{record.smiles}' is not a SMILES that RDKit can read" if record.smiles else
                           "RDKit cannot read its bonds")  # fmt: skip
         if len(chem.GetMolFrags(molecule)) > 1:
-            raise BadData("it has several molecules, but conformers need a single one")
+            raise BadData("it has several molecules, but conformers need a single one: leave out ions and solvents")
         charge, radicals = chem.GetFormalCharge(molecule), Descriptors.NumRadicalElectrons(molecule)
         molecule = chem.AddHs(molecule)
         options = AllChem.ETKDGv3()
@@ -142,7 +144,7 @@ class Ranking:
         Structures that have not converged, or whose bonds changed, come last, since their energies are not comparable.
         """
         from rdkit import Chem
-        from rdkit.Chem import rdMolAlign
+        from rdkit.Chem import rdMolAlign, rdMolTransforms
         from rdkit.Geometry import Point3D
 
         def place(atoms: Atoms) -> tuple[bool, float]:
@@ -165,7 +167,14 @@ class Ranking:
                 for one, other in zip(kept, molecules, strict=True)
                 if abs(one.info["energy"] - atoms.info["energy"]) < self.energy
             )
-            if any(rdMolAlign.GetBestRMS(chem.Mol(molecule), o, maxMatches=_MATCHES) < self.rmsd for o in near):
+            # a conformer and its mirror image have the same energy; of a chiral molecule no conformer is one
+            mirrored = chem.Mol(molecule)
+            rdMolTransforms.TransformConformer(mirrored.GetConformer(), np.diag([-1.0, 1.0, 1.0, 1.0]))
+            if any(
+                rdMolAlign.GetBestRMS(chem.Mol(one), other, maxMatches=_MATCHES) < self.rmsd
+                for other in near
+                for one in (molecule, mirrored)
+            ):
                 continue
             atoms.info |= {"conformer": len(kept), "relative_energy": above}
             kept.append(atoms)

@@ -314,7 +314,8 @@ class _Springs:
         radius[place] = radii[chosen]
         at, atoms = index
         where = pos.new_zeros(len(new) * most, 3).index_copy_(0, at, pos.index_select(0, atoms))
-        found = _factors(where.view(-1, most, 3), torch.as_tensor(radius, device=device).view(-1, most))
+        shape = len(new), most  # no atoms if all structures are periodic, and so have no springs
+        found = _factors(where.view(*shape, 3), torch.as_tensor(radius, device=device).view(shape))
         factors.index_copy_(0, torch.as_tensor(new, device=device), found)
         self._factors = into(self._factors, factors)
 

@@ -224,6 +224,7 @@ class RecordFile:
         self._split: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffix)
         self._cut: _Cut | None = _CUTS.get(suffix)
         self._place: Any = None
+        self._taken = 1.0  # part of the text in memory that the blocks so far hold
         self._ended = False
         self.size = max(1, Path(path).stat().st_size)
 
@@ -234,10 +235,10 @@ class RecordFile:
 
     @property
     def fraction(self) -> float:
-        """Return the part of the file that has been read, from 0 to 1; formats that are read at once have no part."""
+        """Return the part of the file that the blocks so far hold, from 0 to 1; 0 for formats that are read at once."""
         if self._ended:
             return 1.0
-        return min(1.0, self._place.tell() / self.size) if self._place is not None else 0.0
+        return min(1.0, self._place.tell() / self.size * self._taken) if self._place is not None else 0.0
 
     def __iter__(self) -> Iterator[Record]:
         return (record.parsed() for block in self.blocks(0, 1024) for record in block)
@@ -268,6 +269,7 @@ class RecordFile:
             return
         with open(self.path, "rb") as raw, opened(raw, self.path) as file:
             self._place = raw
+            self._taken = 1.0
             number, text, offset, damaged = 0, b"", 0, False
             while self._cut is not None and not damaged and (more := file.read(_TEXT)):
                 text += more
@@ -278,6 +280,7 @@ class RecordFile:
                     if number < first < number + count:
                         count = first - number
                     done, end = done + count, ends[done + count - 1]
+                    self._taken = (offset + end) / (offset + len(text))
                     if number >= first:
                         yield Part(number, text[begin:end], self._split)
                     number, begin = number + count, end

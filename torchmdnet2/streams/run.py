@@ -7,7 +7,7 @@ import math
 import os
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -375,6 +375,7 @@ class _Source:
                         stacklevel=4,
                     )
         self._given = structures
+        self._ends: deque[float] = deque()
         suffix = "".join(Path(str(structures)).suffixes).lower() if self.file else ""
         self.has_bonds = any(part in suffix for part in _BONDS)
         smiles = ".smi" in suffix
@@ -411,16 +412,21 @@ class _Source:
             found = [atoms for record in first for atoms in record.starts]
         require_cells(coulomb, [atoms.pbc for atoms in found])
 
-    @property
-    def fraction(self) -> float:
-        return self.file.fraction if self.file is not None else 0.0
-
     def blocks(self, first: int, size: int) -> Iterator[Iterable[Record]]:
         """Yield blocks of `size` records, beginning with record number `first`."""
-        if self.file is not None:
-            return self.file.blocks(first, size)
-        found = (Record(k, starts=[atoms]) for k, atoms in enumerate(self._given))
-        return blocks_of(islice(found, first, None), size)
+        if self.file is None:
+            given = (Record(k, starts=[atoms]) for k, atoms in enumerate(self._given))
+            blocks: Iterator[Iterable[Record]] = blocks_of(islice(given, first, None), size)
+        else:
+            blocks = self.file.blocks(first, size)
+        for block in blocks:
+            self._ends.append(0.0 if self.file is None else self.file.fraction)
+            yield block
+
+    def end_of_block(self) -> float:
+        """Return the part of the file up to the end of the next block whose results are there, from 0 to 1; 0 if
+        unknown."""
+        return self._ends.popleft()
 
 
 def _through(
@@ -525,7 +531,7 @@ def _stream(
         try:
             with status:
                 for written in _through(source.blocks(first, block), stages, devices, helpers, source.embeds, dask):
-                    new = not journal.done
+                    new, end = not journal.done, source.end_of_block()
                     seconds = summary.add(written)
                     texts = [csv_head(results) * new + written.results, written.failures]
                     if report:
@@ -533,7 +539,7 @@ def _stream(
                         texts.append(head + "".join(f"{row[:-1]},{seconds:.3g}\n" for row in written.rows))
                     journal.commit(written.records, *texts, near=(summary.near, summary.first_near))
                     if console is not None:
-                        status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
+                        status.update(summary.words(end, first))  # type: ignore[union-attr]
             if report and journal.done:
                 write_report(path.with_suffix(".html"), _title(path, job), rows, failed, results)
             if is_hdf5(path) and journal.done:
@@ -609,7 +615,7 @@ class Summary:
         """Return a line with counts, the rate and the time left.
 
         Args:
-            fraction: part of the input that has been read; 0 if unknown.
+            fraction: part of the input up to the end of these records; 0 if unknown.
             before: number of records from an earlier run.
         """
         seconds = max(time.monotonic() - self._began, 1e-9)
