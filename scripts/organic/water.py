@@ -39,7 +39,8 @@ SETTINGS: dict[str, tuple[str | None, int | None, float, float | None]] = {
     "1 fs, 2 x springs": ("springs", 2, 1.0, None),
     "1.5 fs, 3 x springs": ("springs", 3, 1.5, None),
     "2 fs, 4 x springs": ("springs", 4, 2.0, None),
-    "2.5 fs, 3 x springs, H of 3 amu": ("springs", 3, 2.5, 3.0),
+    "2 fs, 2 x springs, H of 3 amu": ("springs", 2, 2.0, 3.0),
+    "3 fs, 3 x springs, H of 3 amu": ("springs", 3, 3.0, 3.0),
     "2 fs, 4 x organic-small": ("organic-small", 4, 2.0, None),
 }
 """Of "inner": the inner potential, its steps, fs of a step, and amu of hydrogens."""
