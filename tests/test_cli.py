@@ -112,9 +112,24 @@ def test_as_a_module():
     assert (done.returncode, done.stdout.strip()) == (0, f"torchmdnet2 {__version__}")
 
 
-@pytest.mark.parametrize("arguments", [[], ["trian"], ["md"], ["md", "a", "b", "--steps", "x"], ["info", "--frob"]])
+@pytest.mark.parametrize("arguments", [[], ["trian"], ["md"], ["md", "a", "b", "--steps", "x"]])
 def test_usage_errors(capsys, arguments):
     assert "usage:" in fails(capsys, 2, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["info", "--frob"], "torchmdnet2 info: unrecognized arguments: --frob. `torchmdnet2 info --help` lists"),
+        (
+            ["md", "a", "b", "--stepz", "3"],
+            "unrecognized arguments: --stepz 3, did you mean '--steps'? `torchmdnet2 md",
+        ),
+        (["md", "--stepz=3", "a", "b", "c"], "unrecognized arguments: --stepz=3 c, did you mean '--steps'?"),
+    ],
+)
+def test_unknown_options_are_named_with_the_nearest_one(capsys, arguments, words):
+    assert words in fails(capsys, 2, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +371,7 @@ def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     _, out, _ = run(capsys, *only, "--forces-key", "null", "--json")
     assert json.loads(out).keys() == {"frames", "energy", "energy_per_atom"}
     plain = [*only, "--forces-key", "null", "--charge-key"]
-    assert "no frame has 'Q', which is given as charge" in (said := fails(capsys, 1, *plain, "Q"))
+    assert "no frame has 'Q', which is the key of charge" in (said := fails(capsys, 1, *plain, "Q"))
     assert "`evaluate` --charge-key null" in said and run(capsys, *plain, "null")[0] == 0
 
 

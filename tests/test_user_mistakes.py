@@ -70,7 +70,7 @@ def folder(tmp_path, monkeypatch):
         (["learn", "data.xyz"], "data.xyz: not a configuration: it must be a YAML file with sections (start, labels,"),
         (["train", "none.yaml"], "no such configuration file; `torchmdnet2 config --help` says how to print one"),
         (["train", "my.yaml", "--set", "init=a_run"], "a_run is a folder, and a model file is needed: give a_run/best"),
-        (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which is given as energy, nor any other label"),
+        (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which is the key of energy, nor any other label"),
         (["evaluate", "m.tmn", "bare.xyz"], "nor any other label: the file has structures only"),
         (["evaluate", "data.xyz", "m.tmn"], "m.tmn is a model, but data are expected there: the model comes first"),
         (["evaluate", "ensemble.json", "data.xyz"], "not an ensemble file, as `torchmdnet2 train --members` writes"),
@@ -117,8 +117,8 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         *(([verb, "m.tmn", "data.xyz", "--coulomb", "dsf"], "coulomb='dsf' has no effect: this model has no Coulomb")
           for verb in ("md", "evaluate", "stability")),
         (["md", "m.tmn", "data.xyz", "--inner-steps", "3"], "inner_steps: there is no inner model"),
-        (["md", "m.tmn", "data.xyz", "--friction", "3"], "friction: the Langevin bath needs it, and this run has none"),
-        *((["md", "m.tmn", "data.xyz", f"--{name}", value], "constant pressure needs it, and this run is not")
+        (["md", "m.tmn", "data.xyz", "--friction", "3"], "friction has no effect at constant energy; leave it out"),
+        *((["md", "m.tmn", "data.xyz", f"--{name}", value], "has no effect, since this run is not at constant pressure")
           for name, value in (("pressure", "3"), ("barostat", "flexible"), ("barostat-time", "2"),
                               ("barostat-compressibility", "1e-5"))),
         (["md", "m.tmn", "data.xyz", "--ensemble", "npt"], "the start structure has no periodic cell"),

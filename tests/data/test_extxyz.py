@@ -248,5 +248,5 @@ def test_labels_in_other_letters_are_suggested(tmp_path, other, key):
     (tmp_path / "a.xyz").write_text(WATER.format(f"{other}=1.0"))
     with pytest.warns(StructureWarning, match=f"'{other}' is not read as the {key}, whose name is '{key}'"):
         open_dataset(tmp_path / "a.xyz")
-    with pytest.raises(BadData, match=f"no frame has '{key}', which is given as {key}, did you mean '{other}'"):
+    with pytest.raises(BadData, match=f"no frame has '{key}', which is the key of {key}, did you mean '{other}'"):
         open_dataset(tmp_path / "a.xyz", keys={key: key})

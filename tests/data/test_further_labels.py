@@ -45,7 +45,7 @@ def test_read_converted_and_written_back(file, tmp_path):
 def test_mistakes_are_named(file):
     with pytest.raises(BadData, match="unknown label 'scalr:gap'"):
         open_dataset(file, keys={"scalr:gap": "gap"})
-    with pytest.raises(BadData, match="no frame has 'gapp', which is given as gap, did you mean 'gap'"):
+    with pytest.raises(BadData, match="no frame has 'gapp', which is the key of gap, did you mean 'gap'"):
         open_dataset(file, keys={"scalar:gap": "gapp"})
     with pytest.raises(BadData, match="unknown unit 'hartre'"):
         open_dataset(file, keys=KEYS, units={"scalar:gap": "hartre"})

@@ -77,7 +77,7 @@ def test_wrong_keys(tmp_path):
     write_peer(tmp_path / "a.h5")
     with pytest.raises(BadData, match=r"no frame has 'enery'.*did you mean 'energy'.*partial_charges"):
         HDF5Dataset(tmp_path / "a.h5", {"energy": "enery"}, EV)
-    with pytest.raises(BadData, match=r"no frame has 'stress', which is given as stress"):
+    with pytest.raises(BadData, match=r"no frame has 'stress', which is the key of stress"):
         open_dataset(tmp_path / "a.h5", {"energy": "energy", "stress": "stress"}, EV)
     with pytest.raises(BadData, match="no frame has 'virial'"):
         HDF5Dataset(tmp_path / "a.h5", {"virial": "virial"}, EV)

@@ -323,7 +323,7 @@ def test_wrong_weights_are_refused(raw, tmp_path):
         with pytest.raises(BadConfig, match=r"config_type=goood, did you mean 'good'\? Known: bad, good$"):
             make_setup(parse_config(raw))
     raw["data"]["keys"] = {"config_type": "kind"}
-    with pytest.raises(BadData, match="no frame has 'kind', which is given as config_type"):
+    with pytest.raises(BadData, match="no frame has 'kind', which is the key of config_type"):
         make_setup(parse_config(raw))
     raw["training"]["loss"], raw["data"]["keys"] = {}, {"weight": "w"}
     frames = read(raw["data"]["train"], ":")

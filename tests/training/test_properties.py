@@ -190,5 +190,5 @@ def test_what_does_not_fit_together(raw_config, file, change, message):
 
 def test_a_property_key_that_is_not_in_the_file(raw_config, file):
     raw = config(raw_config, file, {"properties": {"gap": "homo_lumo"}}, [HEADS[2]])
-    with pytest.raises(BadData, match="no frame has 'homo_lumo', which is given as gap"):
+    with pytest.raises(BadData, match="no frame has 'homo_lumo', which is the key of gap"):
         run_training(parse_config(raw), check=True)

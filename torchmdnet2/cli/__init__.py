@@ -11,6 +11,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .common import steady_streams
@@ -38,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     steady_streams()
     parser = _parser()
     try:
-        options = parser.parse_args(argv)
+        options, unknown = parser.parse_known_args(argv)
+        if unknown:
+            options.refuse(unknown)
     except SystemExit as stop:  # argparse has printed the reason, or the help
         return int(stop.code or 0)
     try:
@@ -85,6 +88,16 @@ def _refuse_empty(options: argparse.Namespace) -> None:
             raise BadConfig(f"{name}: the value is empty; is a shell variable not set?")
 
 
+def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """End a command that was given unknown arguments, with exit code 2; suggest an option that is spelled alike."""
+    from ..registry import did_you_mean
+
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+    hint = did_you_mean(option, parser._option_string_actions) if option else ""
+    help = f"`{parser.prog} --help` lists the options"
+    parser.exit(2, f"{parser.prog}: unrecognized arguments: {' '.join(unknown)}{hint or '.'} {help}\n")
+
+
 class _Warnings:
     """Prints a warning once, as one line without its source code."""
 
@@ -117,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         added.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-        added.set_defaults(run=run)
+        added.set_defaults(run=run, refuse=partial(_refuse_unknown, added))
         return added
 
     for module in (train, evaluate, relax, calibrate, md, lammps, scan, convert, models, bench):

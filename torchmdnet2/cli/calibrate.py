@@ -60,8 +60,8 @@ def _calibrate(options: argparse.Namespace) -> None:
         Path(f).resolve() for f in _files(options.validation or [], options.format)
     }:
         raise BadConfig(
-            f"--validation: {min(shared)} is among the files of --train, but training frames cannot stand for "
-            "other frames: give other frames, or --split"
+            f"--validation: {min(shared)} is among the files of --train, but validation needs frames that "
+            "the model was not trained on: give other frames, or --split"
         )
     inputs = [options.model, *_files(files, options.format), *([options.split] if options.split else [])]
     output = output_file(options.output, (".tmn",), inputs, "output") if fits else None

@@ -309,12 +309,12 @@ def missing_key(name: str, key: str, available: Iterable[str], where: str) -> Ba
     known, own = sorted(available), name.partition(":")[2] or name
     if not known:
         return BadData(
-            f"{where}: no frame has '{key}', which is given as {own}, nor any other label: the file has structures "
+            f"{where}: no frame has '{key}', which is the key of {own}, nor any other label: the file has structures "
             "only; add the results of a calculation to it (in extended XYZ, energy=… and a column of "
             "forces)"
         )
     return BadData(
-        f"{where}: no frame has '{key}', which is given as {own}{did_you_mean(key, known) or '.'} "
+        f"{where}: no frame has '{key}', which is the key of {own}{did_you_mean(key, known) or '.'} "
         f"The file has: {', '.join(known)}. {_without(name, own)}."
     )
 

@@ -117,11 +117,11 @@ class MDOptions:
             if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and zero_is_fine))):
                 raise BadConfig(f"{name}: must be a positive number, got {value}")
         if self.ensemble == "nve" and self.friction is not None:
-            raise BadConfig("friction: the Langevin bath needs it, and this run has none; give the ensemble nvt")
+            raise BadConfig("friction has no effect at constant energy; leave it out, or give the ensemble nvt")
         for name in BAROSTAT:
             if self.ensemble != "npt" and getattr(self, name) is not None:
                 raise BadConfig(
-                    f"{name}: constant pressure needs it, and this run is not at constant pressure; give the "
+                    f"{name} has no effect, since this run is not at constant pressure; leave it out, or give the "
                     "ensemble npt"
                 )
         if self.pressure is not None and not math.isfinite(self.pressure):

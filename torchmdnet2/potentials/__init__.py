@@ -69,11 +69,10 @@ def find_model(model: str | os.PathLike) -> Path:
         return known[model].path
     if Path(model).exists():
         return Path(model)
-    names = f"known are {', '.join(sorted(known))}" if known else "none is shipped or installed"
+    names = f"Potentials with a name: {', '.join(sorted(known))}" if known else "No potential is shipped or installed"
     hint = did_you_mean(model, known) or "."
     raise UnknownModel(
-        f"{model}: no such model file, and no potential has this name{hint} Of potentials with a name {names} "
-        "(`torchmdnet2 models`)"
+        f"{model}: no such model file, and no potential has this name{hint} {names} (`torchmdnet2 models`)"
     )
 
 
