@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 __all__ = [
     "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_model", "device_name",
@@ -244,15 +244,18 @@ def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]
     return prefix
 
 
-def print_table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]], left: Iterable[int] = ()) -> None:
-    """Print a table of numbers; columns in `left` are text."""
+def print_table(
+    title: str, heads: Iterable[str], rows: Iterable[Sequence[str]], left: Iterable[int] = (), whole: Iterable[int] = ()
+) -> None:
+    """Print a table of numbers; columns in `left` are text, and those in `whole` are not broken into lines."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=escape(title), title_justify="left")
     for k, head in enumerate(heads):
         text = k in left
-        table.add_column(head, justify="left" if text else "right", overflow="fold" if text else "ellipsis")
+        overflow: Literal["fold", "ellipsis"] = "fold" if text else "ellipsis"
+        table.add_column(head, justify="left" if text else "right", overflow=overflow, no_wrap=k in whole)
     for row in rows:
         table.add_row(*row)
     make_console().print(table, markup=False)

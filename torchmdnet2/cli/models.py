@@ -89,7 +89,7 @@ def _print(found: list[dict[str, Any]]) -> None:
         size = f"{facts['bytes'] / 1e6:.1f}"
         rows.append([facts["name"], size, *(text or "not stated" for text in said), facts["package"]])
     heads = ("name", "MB", "elements", "level of theory", "licence", "from")
-    print_table("Potentials by name", heads, rows, left=(0, 2, 3, 4, 5))
+    print_table("Potentials by name", heads, rows, left=(0, 2, 3, 4, 5), whole=(0,))
     print("torchmdnet2 models NAME prints the model card.")
 
 

@@ -70,7 +70,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         "Units": "energy eV, length Å, forces eV/Å, stress eV/Å³, charge e",
         "Total charges": _listed(data.get("charges")),
         "Spin multiplicities": _listed(data.get("spins"), {0: "not given"}),
-        "Precision": metadata.get("precision", "not stated"),
+        "Precision of the training": metadata.get("precision", "not stated"),
         "Licence of the model": metadata.get("licence", "not stated"),
         "Licence of the data": data.get("licence", "not stated"),
         "Citation of the data": citation,
