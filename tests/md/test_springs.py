@@ -105,6 +105,34 @@ def test_a_fit_finds_springs_of_which_the_forces_are():
     torch.testing.assert_close(steps[0].forces, steps[1].forces, rtol=1e-2, atol=1e-3)
 
 
+def test_a_fit_takes_over_bonds_and_bending(monkeypatch):
+    """Of water with harmonic energies of its lengths and its angle, in radians. A spring between the hydrogens instead
+    would leave a tenth of the forces."""
+
+    class Model:
+        device = torch.device("cpu")
+
+    class Evaluated:
+        def __init__(self, _):
+            pass
+
+        def __call__(self, system):
+            pos = system.pos.clone().requires_grad_()
+            sides = pos[1:] - pos[0]
+            d = sides.norm(dim=1)
+            angle = torch.arccos(sides.prod(0).sum() / d.prod())
+            energy = 25 * (d - 0.96).square().sum() + 1.6 * (angle - 1.82).square()
+            return SimpleNamespace(forces=-torch.autograd.grad(energy, pos)[0])
+
+    monkeypatch.setattr("torchmdnet2.md.springs.Evaluator", Evaluated)
+    springs = Springs(System.from_ase(molecule("H2O")))
+    assert springs.fit(Model()) < 0.05
+    # at the usual angle, d²E/dθ² is the second derivative by the product times (d² sin θ)²
+    product, d = float(springs.usual[springs.bend[0]]), float(springs.usual[springs.kind[0]])
+    bending = float(springs.coefficients[springs.bend[0], 1]) * (d**4 - product**2)
+    assert bending == pytest.approx(3.2, rel=0.1)
+
+
 @pytest.mark.parametrize("ensemble", ["nve", "npt"])
 def test_a_run_with_springs(model_file, tmp_path, ensemble):
     """Restart to the bit, without a fit; energies are those of the model; replicas and a cell that changes."""

@@ -94,14 +94,14 @@ class Springs:
             potential: on any device.
 
         Returns:
-            The remaining part of the forces (ratio of root mean squares).
+            The part of the forces that remains (ratio of root mean squares, weighted alike).
         """
         start, random = self.start, torch.Generator().manual_seed(0)
         n, cell = start.num_atoms, start.cell[0].double()
         size = self.coefficients.numel()
         left, right = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
         weight = torch.as_tensor(atomic_masses[start.z.numpy()]).rsqrt().repeat_interleave(3)
-        evaluator, frames, total = Evaluator(potential), [], 0.0
+        evaluator, total = Evaluator(potential), 0.0
         for _ in range(max(_FRAMES, -(-_ATOMS // n))):
             pos = start.pos.double() + _WIDTH * torch.randn(n, 3, generator=random, dtype=torch.float64)
             forces = evaluator(start.replace(pos=pos).to(potential.device)).forces
@@ -111,12 +111,11 @@ class Springs:
             left += design.T @ design
             right += design.T @ forces
             total += float(forces.square().sum())
-            frames.append((design, forces))
-        left += 1e-6 * left.diagonal().mean() * torch.eye(size, dtype=torch.float64)
-        found = torch.linalg.solve(left, right)
+        small = 1e-6 * left.diagonal().mean() * torch.eye(size, dtype=torch.float64)
+        found = torch.linalg.solve(left + small, right)
         self.coefficients.copy_(found.view(-1, ORDER) / REACH ** torch.arange(ORDER))
-        rest = sum(float((forces - design @ found).square().sum()) for design, forces in frames)
-        return (rest / total) ** 0.5
+        rest = total + float(found @ (left @ found - 2 * right))
+        return (max(rest, 0.0) / total) ** 0.5
 
     def _values(self, pos: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return lengths [P] in Å, products [Q] in Å²; vectors of bonds [P, 3] and from each vertex [Q, 2, 3]."""
