@@ -125,6 +125,7 @@ def test_usage_errors(capsys, arguments):
             ["md", "a", "b", "--stepz", "3"],
             "unrecognized arguments: --stepz 3, did you mean '--steps'? `torchmdnet2 md",
         ),
+        (["scan", "a", "b", "--pair", "0"], "torchmdnet2 scan: unrecognized arguments: --pair 0. `torchmdnet2 scan"),
         (["md", "--stepz=3", "a", "b", "c"], "unrecognized arguments: --stepz=3 c, did you mean '--steps'?"),
     ],
 )

@@ -92,8 +92,9 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> 
     """End a command that was given unknown arguments, with exit code 2; suggest an option that is spelled alike."""
     from ..registry import did_you_mean
 
-    option = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-    hint = did_you_mean(option, parser._option_string_actions) if option else ""
+    option = next((word.partition("=")[0][2:] for word in unknown if word.startswith("--")), "")
+    known = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
+    hint = did_you_mean(option, known).replace("'", "'--", 1)  # "--" would make all names look alike
     help = f"`{parser.prog} --help` lists the options"
     parser.exit(2, f"{parser.prog}: unrecognized arguments: {' '.join(unknown)}{hint or '.'} {help}\n")
 
