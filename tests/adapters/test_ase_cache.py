@@ -99,7 +99,7 @@ def test_charge_from_info_then_constructor_then_zero(potential):
     atoms.calc = TorchMDNet2Calculator(potential, charge=2)
     assert atoms.get_potential_energy() == expected[2]
     atoms.info["charge"] = 0  # 0 in info is a value, not "absent"
-    with pytest.raises(ValueError, match=r"charge is 0 by .* and 2 by what is given"):
+    with pytest.raises(ValueError, match=r"charge is 0 by .*, but charge=2 is given"):
         atoms.get_potential_energy()
     atoms.calc.set(charge=None)
     assert atoms.get_potential_energy() == expected[0]

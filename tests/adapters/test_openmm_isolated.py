@@ -340,7 +340,7 @@ def test_charges_of_the_force_field_that_sum_to_no_whole_number(charged_file, so
         ([0] * 7, None, "is 0 by the formal charges of the topology, of 7 atoms and -1 by the charges of the f"),
         ([None, 1, None, None, None, None, None], None, "is 1 by .* of 1 atoms and -1 by .*give charge=1"),
         ([0] * 7, 0, 0),
-        ([0] * 7, -1, "is 0 by the formal charges .* and -1 by what is given"),
+        ([0] * 7, -1, "is 0 by the formal charges .*, but charge=-1 is given"),
     ],
 )
 def test_formal_charges_beside_the_force_field(charged_file, solvated, monkeypatch, formal, given, found):

@@ -213,7 +213,7 @@ def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str],
     if absent == labels:
         missing_keys(parts)
     for name in absent:
-        note(f"no frame has '{keys[name]}', which was {property_of(name)} in the training; it is left out")
+        note(f"no frame has '{keys[name]}', the key of {property_of(name)} in the training; this label is left out")
     return dataset
 
 

@@ -478,7 +478,7 @@ def confirmed(
         argument = argument or quantity
         sources = " and ".join(one.source for one in own)
         raise BadData(
-            f"the {_TOTAL[quantity]} is {value} by {sources} and {number} by what is given ({argument}={number}): "
+            f"the {_TOTAL[quantity]} is {value} by {sources}, but {argument}={number} is given: "
             f"give {argument}={value} or leave it out, or {remedy or 'correct or remove what the structure states'}"
         )
     return number
