@@ -211,7 +211,7 @@ class Conservation:
 
 def drift_text(drift: float) -> str:
     """Return a drift as text, also nan, which short runs have."""
-    return "not known yet" if math.isnan(drift) else f"{drift:+.1e} eV/atom/ps"
+    return "not known" if math.isnan(drift) else f"{drift:+.1e} eV/atom/ps"
 
 
 def speed_text(ns_per_day: float) -> str:

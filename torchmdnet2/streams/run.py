@@ -128,7 +128,7 @@ def relax(
         BadData: with an output, there are no structures in the input, or all of them fail.
     """
     if not 0 < fmax < math.inf:
-        raise BadConfig(f"fmax must be a positive number of eV/Å, as 0.02, got {fmax}")
+        raise BadConfig(f"fmax must be a positive number of eV/Å, such as 0.02, got {fmax}")
     for name, number in (("steps", steps), ("conformers", conformers)):
         if number is not None and number < 1:
             raise BadConfig(f"{name} must be at least 1, got {number}")
