@@ -572,7 +572,7 @@ def test_a_run_without_a_finished_record_hinders_no_other(small, tmp_path, monke
     [
         (["in.xyz", "out.sdf"], "an SDF needs bonds"),
         (["in.xyz", "out.xyz", "--conformers", "3"], "molecules with bonds"),
-        (["in.xyz", "out.xyz", "--fmax", "0"], "fmax must be a positive number of eV/Å, as 0.02, got 0.0"),
+        (["in.xyz", "out.xyz", "--fmax", "0"], "fmax must be a positive number of eV/Å, such as 0.02, got 0.0"),
         (["in.xyz", "out.xyz", "--devices", "gpu"], "cannot be used here"),
         (["in.xyz", "in.xyz"], "is read by this command"),
         (["none.xyz", "out.xyz"], "no such file"),
@@ -694,7 +694,7 @@ def test_settings_without_effect_are_refused(tmp_path):
     with pytest.raises(ValueError, match="coulomb='dsf' has no effect"):
         torchmdnet2.score("organic-small", tmp_path / "a.sdf", coulomb="dsf")
     for setting, words in (
-        ({"fmax": float("nan")}, "fmax must be a positive number of eV/Å, as 0.02, got nan"),
+        ({"fmax": float("nan")}, "fmax must be a positive number of eV/Å, such as 0.02, got nan"),
         ({"fmax": float("inf")}, "fmax must be .* got inf"),
         ({"fmax": 0}, "fmax must be .* got 0"),
         ({"steps": -1}, "steps must be at least 1, got -1"),
