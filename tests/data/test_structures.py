@@ -241,7 +241,7 @@ def test_a_file_without_its_hydrogens_is_named(tmp_path, name, lacks, suffix):
         write(tmp_path / f"a.{suffix}", atoms[atoms.numbers != 1] if bare else atoms)
         for read in (read_structures, lambda path: open_dataset(path, {})):
             told = told_of_hydrogens(tmp_path / f"a.{suffix}", read)
-            assert len(told) == bare and all("and no hydrogens: add them" in one for one in told)
+            assert len(told) == bare and all("and has none: add them" in one for one in told)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_file_with_polar_hydrogens_alone_is_named(tmp_path, smiles):
         kept = atoms[~((atoms.numbers == 1) & (atoms.numbers[nearest] == 6))] if polar else atoms
         write(tmp_path / "a.xyz", kept)
         told = told_of_hydrogens(tmp_path / "a.xyz")
-        assert len(told) == polar and all("and few hydrogens: add them" in one for one in told)
+        assert len(told) == polar and all("and has few: add them" in one for one in told)
 
 
 def ring(size, bond):

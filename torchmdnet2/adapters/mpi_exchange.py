@@ -169,7 +169,7 @@ class MpiExchange:
         """Send rows to the processes `to` and receive rows from `of`; only neighbors exchange data."""
         received = rows.new_empty(count, rows.shape[1])
         # as bytes: MPI has no type for float16
-        given, taken = (part.view(torch.uint8).numpy() for part in (rows.contiguous(), received))
+        given, taken = (part.numpy().view(np.uint8) for part in (rows.contiguous(), received))
         waiting = [self._comm.Irecv(taken[first:end], source=rank) for rank, first, end in of]
         waiting += [self._comm.Isend(given[first:end], dest=rank) for rank, first, end in to]
         MPI.Request.Waitall(waiting)
