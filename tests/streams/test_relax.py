@@ -594,6 +594,7 @@ def test_mistakes_of_calls_are_named(small):
         ({"dask": "tcp://127.0.0.1:1"}, "dask: give the path or the name of the model, which every worker reads"),
         ({"output": "out.pdb"}, r"out\.pdb: results can be written to \.sdf, \.xyz"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"devices": 2}, "devices must be names, such as 'cuda:0,cuda:1' or 'cpu,cpu', got 2"),
     ):
         with pytest.raises(BadConfig, match=words):
             torchmdnet2.relax(small, [molecule("H2O")], **options)

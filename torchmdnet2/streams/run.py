@@ -313,7 +313,7 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
         names: "auto", "all", or names, as a list or separated by commas.
 
     Raises:
-        BadConfig: no name is given.
+        BadConfig: no name is given, or something else, such as a number of devices.
         ValueError: a device cannot be used here.
     """
     if isinstance(names, str):
@@ -323,6 +323,8 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
         if names == "all":
             return [f"cuda:{k}" for k in range(count)] or ["cpu"] * usable_cores()
         names = [name.strip() for name in names.split(",") if name.strip()]
+    if not isinstance(names, Sequence):
+        raise BadConfig(f"devices must be names, such as 'cuda:0,cuda:1' or 'cpu,cpu', got {names!r}")
     if not names:
         raise BadConfig("devices: name at least one device")
     return [str(device_of(name)) for name in names]
