@@ -14,7 +14,7 @@ from ase.io import read
 from torchmdnet2 import System
 from torchmdnet2.errors import BadData
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.md.springs import Springs, SpringStep
+from torchmdnet2.md.springs import ORDER, REACH, Springs, SpringStep
 
 
 def waters(count=2, edge=5.0):
@@ -103,6 +103,21 @@ def test_a_fit_finds_springs_of_which_the_forces_are():
         step.pos.copy_(pos * 1.02)
         step.replay()
     torch.testing.assert_close(steps[0].forces, steps[1].forces, rtol=1e-2, atol=1e-3)
+
+
+def test_atoms_bonded_to_their_own_images():
+    """Forces of a step are those of the fit; they were not where an end of an angle is an image of its vertex."""
+    chain = Atoms("C2", [[0, 0, 0], [0.75, 0.9, 0]], cell=[1.5, 9, 9], pbc=[True, False, False])
+    start, random = System.from_ase(chain), torch.Generator().manual_seed(0)
+    springs = Springs(start)
+    assert (springs.pairs[:, 0] == springs.pairs[:, 1]).any()
+    springs.coefficients.copy_(torch.rand(springs.coefficients.shape, generator=random))
+    step = SpringStep(springs, start)
+    step.pos += 0.05 * torch.randn(step.pos.shape, generator=random)
+    step.replay()
+    given = (springs.coefficients * REACH ** torch.arange(ORDER)).flatten()
+    expected = (springs._design(step.pos, start.cell[0].double()) @ given).view(-1, 3)
+    assert expected.abs().max() > 0.01 and (step.forces - expected).abs().max() < 1e-12
 
 
 def test_a_fit_takes_over_bonds_and_bending(monkeypatch):

@@ -155,7 +155,10 @@ def _kinds_of(start: System, bonds: Bonds) -> tuple[Tensor, Tensor, Tensor, Tens
         near[j].append((i, tuple(-s for s in shift)))
     around = [(z[i], tuple(sorted(z[j] for j, _ in own))) for i, own in enumerate(near)]
     of_bonds: list[tuple[Any, ...]] = [tuple(sorted((around[i], around[j]))) for i, j in bonds.pairs.tolist()]
-    angles = [(i, m, j) for m, own in enumerate(near) for i, j in itertools.combinations(own, 2)]
+    # none between an atom and its own image: a step knows the vertex of an angle by its number
+    angles = [
+        (i, m, j) for m, own in enumerate(near) for i, j in itertools.combinations(own, 2) if m not in (i[0], j[0])
+    ]
     of_angles: list[tuple[Any, ...]] = [
         (around[m], *sorted((around[i], around[j]))) for (i, _), m, (j, _) in angles
     ]  # fmt: skip
