@@ -25,11 +25,11 @@ from torchmdnet2 import Evaluator, System
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.core import devices as processes
-from torchmdnet2.core import files
+from torchmdnet2.core import files, pipeline
+from torchmdnet2.core.pipeline import _in_words, devices_pool, helpers_pool
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.streams import pipeline, run
-from torchmdnet2.streams.pipeline import _in_words, devices_pool, helpers_pool
+from torchmdnet2.streams import run
 from torchmdnet2.training.run.folder import exclusive_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -151,7 +151,7 @@ def test_processes_that_end(begun, words):
 
 @pytest.mark.parametrize("pool", ["device", "helpers"])
 def test_what_waits_is_not_computed_after_an_error(pool):
-    pools = {"device": lambda: devices_pool(lambda _: time.sleep, ["cpu"]), "helpers": lambda: helpers_pool(1)}
+    pools = {"device": lambda: devices_pool(lambda _: time.sleep, ["cpu"]), "helpers": lambda: helpers_pool(1, "json")}
     futures = []
     with pytest.raises(KeyError), pools[pool]() as opened:
         one = opened if pool == "device" else opened(time.sleep, False)

@@ -33,14 +33,15 @@ import torchmdnet2
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
+from torchmdnet2.core import pipeline
+from torchmdnet2.core.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
 from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UndeterminedEnergyWarning
 from torchmdnet2.evaluator import Evaluator
-from torchmdnet2.streams import batches, pipeline, run
+from torchmdnet2.streams import batches, run
 from torchmdnet2.streams.batches import BatchOptions
 from torchmdnet2.streams.lbfgs import BatchedLBFGS
-from torchmdnet2.streams.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
 from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions, _bonds_changed
 from torchmdnet2.streams.run import _Source
@@ -417,7 +418,7 @@ def test_processes_give_the_same_in_the_same_order(tmp_path):
         assert abs(one.structures[0].info["energy"] - two.structures[0].info["energy"]) < 1e-5
     _xyz(tmp_path / "in.xyz")
     source = _Source(tmp_path / "in.xyz", None, None)
-    with helpers_pool(2) as helping:  # as of a large file on a GPU: processes parse it
+    with helpers_pool(2, run.__name__) as helping:  # as of a large file on a GPU: processes parse it
         blocks = in_order(source.blocks(2, 4), helping(source.preparation, False))
         parsed = [record for block in blocks for record in block]
     for record, other in zip(parsed, list(RecordFile(str(tmp_path / "in.xyz")))[2:], strict=True):
@@ -789,8 +790,8 @@ def test_atoms_nearer_than_a_bond_are_counted_over_restarts(tmp_path, monkeypatc
 def test_the_modules_of_the_host_program_for_its_own_processes_stay():
     code = (
         "import multiprocessing\nfrom multiprocessing import forkserver\n"
-        "from torchmdnet2.streams.pipeline import _context\n"
-        "multiprocessing.set_forkserver_preload(['json'])\n_context()\n"
+        "from torchmdnet2.core.pipeline import _context\n"
+        "multiprocessing.set_forkserver_preload(['json'])\n_context('torchmdnet2.streams.run')\n"
         "print(forkserver._forkserver._preload_modules)"
     )
     assert (

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import float64, nn
 
+from ..errors import BadConfig
+
 __all__ = [
-    "Float64Buffers", "ProcessLock", "device_of", "dtype_name", "dtype_of", "expect_forks", "refuse_forked_gpu",
-    "usable_cores", "usable_threads",
+    "Float64Buffers", "ProcessLock", "device_of", "devices_of", "dtype_name", "dtype_of", "expect_forks",
+    "refuse_forked_gpu", "usable_cores", "usable_threads",
 ]  # fmt: skip
 
 
@@ -37,6 +40,30 @@ def device_of(device: torch.device | str) -> torch.device:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"device '{device}' cannot be used here: {reason}") from None
     return found
+
+
+def devices_of(names: str | Sequence[str]) -> list[str]:
+    """Return a device for each process.
+
+    Args:
+        names: "auto", "all", or names, as a list or separated by commas.
+
+    Raises:
+        BadConfig: no name is given, or something else, such as a number of devices.
+        ValueError: a device cannot be used here.
+    """
+    if isinstance(names, str):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if names == "auto":
+            return ["cuda:0" if count else "cpu"]
+        if names == "all":
+            return [f"cuda:{k}" for k in range(count)] or ["cpu"] * usable_cores()
+        names = [name.strip() for name in names.split(",") if name.strip()]
+    if not isinstance(names, Sequence):
+        raise BadConfig(f"devices must be names, such as 'cuda:0,cuda:1' or 'cpu,cpu', got {names!r}")
+    if not names:
+        raise BadConfig("devices: name at least one device")
+    return [str(device_of(name)) for name in names]
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:

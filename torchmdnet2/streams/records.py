@@ -27,12 +27,12 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.files import keep_old, opened, require_plain
+from ..core.pipeline import blocks_of
 from ..data.dataset import Sample
 from ..data.hdf5 import write_hdf5
 from ..data.structures import open_structures, reason, structure_of_molfile, structure_of_xyz
 from ..errors import BadConfig, BadData
 from ..system import System
-from .pipeline import blocks_of
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from ..adapters.model import open_model
-from ..core.devices import device_of, usable_cores
+from ..core.devices import devices_of, usable_cores
 from ..core.files import claimed
+from ..core.pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order, may_have_children
 from ..data.hdf5_file import load_h5py
 from ..data.structures import Beside
 from ..ensemble import model_files
@@ -32,7 +33,6 @@ from ..potential.cells import require_cells
 from ..potential.potential import Potential
 from .batches import BatchOptions
 from .conformers import Preparation, Ranking, require_rdkit
-from .pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order, may_have_children
 from .records import (
     Outcome,
     Outcomes,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from distributed import Client
     from rich.console import Console
 
-__all__ = ["Summary", "devices_of", "relax", "score"]
+__all__ = ["Summary", "relax", "score"]
 
 Model: TypeAlias = "str | os.PathLike | Potential | Sequence[str | os.PathLike | Potential]"
 
@@ -306,30 +306,6 @@ def _side_by_side(preparation: Preparation, records: Iterable[Record]) -> Block:
     return Block.of(preparation(records))
 
 
-def devices_of(names: str | Sequence[str]) -> list[str]:
-    """Return a device for each process.
-
-    Args:
-        names: "auto", "all", or names, as a list or separated by commas.
-
-    Raises:
-        BadConfig: no name is given, or something else, such as a number of devices.
-        ValueError: a device cannot be used here.
-    """
-    if isinstance(names, str):
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if names == "auto":
-            return ["cuda:0" if count else "cpu"]
-        if names == "all":
-            return [f"cuda:{k}" for k in range(count)] or ["cpu"] * usable_cores()
-        names = [name.strip() for name in names.split(",") if name.strip()]
-    if not isinstance(names, Sequence):
-        raise BadConfig(f"devices must be names, such as 'cuda:0,cuda:1' or 'cpu,cpu', got {names!r}")
-    if not names:
-        raise BadConfig("devices: name at least one device")
-    return [str(device_of(name)) for name in names]
-
-
 def _devices(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
     """Return devices as `devices_of`; for a cluster, the name that each worker resolves."""
     if dask is None:
@@ -453,7 +429,7 @@ def _through(
         with devices_pool(stages.whole, devices, dask) as pool:
             yield from in_order(blocks, pool)
         return
-    with helpers_pool(helpers) as helping, devices_pool(stages.setup, devices) as pool:
+    with helpers_pool(helpers, __name__) as helping, devices_pool(stages.setup, devices) as pool:
         prepared = in_order(blocks, helping(stages.prepare, not slow))
         yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
 

@@ -21,8 +21,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..core.files import atomic_write, keep_old
 from ..errors import BadConfig, needs_extra
+from .files import atomic_write, keep_old
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -112,7 +112,7 @@ def devices_pool(setup: Setup, devices: list[str], dask: str | Client | None = N
 
 
 @contextmanager
-def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
+def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Pool]]:
     """Yield a function that returns the pool of a stage; processes of one core each serve all stages.
 
     The arguments of the function are the work of the stage, and whether it is so fast that this thread can do it until
@@ -120,11 +120,12 @@ def helpers_pool(count: int) -> Iterator[Callable[[Work, bool], Pool]]:
 
     Args:
         count: number of processes. A worker of a multiprocessing.Pool may not start any: see `may_have_children`.
+        module: name of the module that does the work, which is imported before processes are copied.
 
     Raises:
         RuntimeError: as `devices_pool`.
     """
-    context = _context()
+    context = _context(module)
     begun = context.Event()
     executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun,))
     with _ended(executor), _in_words(begun.is_set):
@@ -142,14 +143,14 @@ def may_have_children() -> bool:
     return not multiprocessing.current_process().daemon
 
 
-def _context() -> Any:
-    """Return how processes start: where the system can do it, as copies of one that has imported this package."""
+def _context(module: str) -> Any:
+    """Return how processes start: where the system can do it, as copies of one that has imported a module."""
     if sys.platform == "linux":  # Windows cannot copy processes, and macOS not safely those with PyTorch
         from multiprocessing import forkserver
 
         context = multiprocessing.get_context("forkserver")
         before = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])
-        context.set_forkserver_preload([f"{__package__}.run"])  # for the whole program, until the server runs
+        context.set_forkserver_preload([module])  # for the whole program, until the server runs
         threads = {name: os.environ.get(name) for name in _THREADS}
         os.environ.update(dict.fromkeys(_THREADS, "1"))  # each process has one core, also for the libraries of NumPy
         try:
@@ -221,7 +222,7 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
         return
     if not may_have_children():
         raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
-    context = _context()
+    context = _context(getattr(setup, "func", setup).__module__)
     queue = context.SimpleQueue()
     for device in devices:
         queue.put(device)
