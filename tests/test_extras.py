@@ -23,7 +23,7 @@ CASES = {  # package -> its extra, and what needs it; the files named none.* are
     "distributed": ("dask", "relax('--dask', 'tcp://none:1')"),
     "matplotlib": ("plot", "relax('--report')"),
     "torch_cluster": ("cluster", "neighbors('torch_cluster')"),
-    "h5py": ("hdf5", "from torchmdnet2.data.hdf5_file import opened_hdf5; opened_hdf5('none.h5')"),
+    "h5py": ("hdf5", "from torchmdnet2.core.files import opened_hdf5; opened_hdf5('none.h5')"),
     "tad_dftd3": ("d3", f"train({D3!r})"),
     "tensorboard": ("tensorboard", "train('[]', 'tensorboard: true')"),
     "wandb": ("wandb", "train('[]', 'wandb: {}')"),

@@ -1,4 +1,7 @@
-"""Write files so that none is torn or lost: written aside, flushed to disk, then renamed; inputs are never written."""
+"""Write files so that none is torn or lost: written aside, flushed to disk, then renamed; inputs are never written.
+
+HDF5 files are opened here, too.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..errors import BadConfig, BadData
+from ..errors import BadConfig, BadData, MissingBackend
 
 __all__ = [
-    "append", "atomic_write", "claimed", "keep_old", "locked", "old_name", "opened", "require_plain", "same_file",
-    "spare_inputs",
-    "try_lock", "umask", "written_aside",
+    "DAMAGE", "append", "atomic_write", "claimed", "damage_is_bad_data", "keep_old", "load_h5py", "locked", "old_name",
+    "opened", "opened_hdf5", "require_plain", "same_file", "spare_inputs", "try_lock", "umask", "written_aside",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    import h5py
 
 
 def atomic_write(path: str | os.PathLike, content: bytes | str, keep: bool = False) -> None:
@@ -290,3 +295,50 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+# --- HDF5 files, by the optional package h5py ---
+
+DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
+"""Errors that h5py raises on damaged files."""
+
+_CACHE_BYTES = 2**20  # of chunks that HDF5 keeps for each open dataset
+_HEADER_BYTES = 2**21  # of headers that it keeps for the file; in memory they take ten times as much
+
+
+def load_h5py() -> Any:
+    """Import h5py.
+
+    Raises:
+        MissingBackend: h5py is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingBackend("HDF5 files need h5py: pip install 'torchmdnet2[hdf5]'") from error
+    return h5py
+
+
+def opened_hdf5(path: str | os.PathLike) -> h5py.File:
+    """Open a file for reading, with a small cache of HDF5 for any number of groups.
+
+    Raises:
+        MissingBackend: h5py is not installed.
+    """
+    file = load_h5py().File(path, "r", rdcc_nbytes=_CACHE_BYTES)
+    config = file.id.get_mdc_config()
+    config.set_initial_size = True
+    config.min_size = config.initial_size = config.max_size = _HEADER_BYTES
+    file.id.set_mdc_config(config)
+    return file
+
+
+@contextmanager
+def damage_is_bad_data(where: str, words: str = "it is damaged") -> Iterator[None]:
+    """Turn DAMAGE within the block into BadData that names the place and the cause."""
+    try:
+        yield
+    except BadData:
+        raise
+    except DAMAGE as error:
+        raise BadData(f"{where}: {words}: {error}") from error

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..core.files import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .dataset import Sample
-from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import LABELS, Names, checked_keys, label_factors, label_names
 from .reader import Chunk, Reader, register_format
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.files import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from ..core.stated import (
     StatedUnit,
     Statement,
@@ -49,7 +50,6 @@ from ..units import OWN_UNITS
 from .ace_format import AceReader, is_ace
 from .check import check_batch, check_sample
 from .dataset import Dataset, Sample, checked_index, collate
-from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import (
     CELLS,
     LABELS,

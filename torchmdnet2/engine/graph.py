@@ -1,10 +1,14 @@
-"""CUDA graphs: capture, replay, and search for operations that synchronise with the host, which no graph can hold."""
+"""CUDA graphs: capture, replay, and search for operations that synchronise with the host, which no graph can hold.
+
+Before the first launch, kernels are compiled in parallel.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,9 +19,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..core.devices import ProcessLock, usable_cores
+from ..kernels import announce
+
 __all__ = [
-    "CudaGraph", "ForbidHostSync", "GraphMemory", "HostSync", "NotCapturable", "ReplayDiffers", "exclusive_capture",
-    "same_bytes",
+    "CudaGraph", "ForbidHostSync", "GraphMemory", "HostSync", "NotCapturable", "ReplayDiffers", "compile_side_by_side",
+    "exclusive_capture", "same_bytes",
 ]  # fmt: skip
 
 
@@ -208,3 +215,72 @@ def _put_back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def same_bytes(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal bit by bit; NaN equals itself, and 0 differs from −0."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+# --- Kernels compiled in parallel: a first run of a step launches nothing and only collects its kernels ---
+#
+# Triton compiles them in threads then (its AsyncCompileMode), and keeps them on disk. With a Triton that has no such
+# mode each is compiled when it is first launched.
+
+_SECONDS = 2.0
+"""Mean time to compile a kernel on one core, s."""
+
+_SERIAL = 0.2
+"""Share of that time in which only one thread can work."""
+
+_PATIENCE = 0.5
+"""Time in s after which a message says that kernels are compiled. Kernels on disk are loaded sooner."""
+
+_MOST_THREADS = 16
+_COMPILING = ProcessLock()
+
+
+def compile_side_by_side(launch: Callable[[], Any]) -> None:
+    """Compile the kernels that would be compiled one after the other.
+
+    Args:
+        launch: a function that launches kernels on a CUDA device. It is called while nothing is launched: what it
+            does must not depend on what kernels write.
+    """
+    try:
+        from triton import knobs
+        from triton.runtime._async_compile import AsyncCompileMode
+    except ImportError:  # older than 3.5
+        return
+    threads = min(usable_cores(), _MOST_THREADS)
+    # a kernel that cannot be compiled says so when it is launched
+    with _COMPILING, ThreadPoolExecutor(threads) as executor, AsyncCompileMode(executor, ignore_errors=True) as mode:
+        submit = mode.submit
+        mode.submit = lambda key, make, *others: submit(key, lambda: _with_launcher(make()), *others)
+        with _nothing_launched():
+            launch()
+        number = len(wait(mode.raw_futures, _PATIENCE).not_done)
+        if number:
+            seconds = _SECONDS * number * max(_SERIAL, 1 / threads) + 2
+            announce(number, "GPU", seconds, str(knobs.cache.dir))
+
+
+def _with_launcher(kernel: Any) -> Any:
+    """Keep the launcher too: some versions of Triton launch a kernel by a C program, which takes as long to compile."""
+    from triton.runtime import driver
+
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    return kernel
+
+
+@contextmanager
+def _nothing_launched() -> Iterator[None]:
+    """Prepare kernels in this thread without launching them."""
+    from triton.runtime.jit import JITFunction
+
+    run, thread = JITFunction.run, threading.get_ident()
+
+    def prepare(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        here = threading.get_ident() == thread
+        return run(self, *arguments, grid=grid, warmup=warmup or here, **options)
+
+    JITFunction.run = prepare  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        JITFunction.run = run  # type: ignore[method-assign]

@@ -21,9 +21,8 @@ import torch
 
 from ..adapters.model import open_model
 from ..core.devices import devices_of, usable_cores
-from ..core.files import claimed
+from ..core.files import claimed, load_h5py
 from ..core.pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order, may_have_children
-from ..data.hdf5_file import load_h5py
 from ..data.structures import Beside
 from ..ensemble import model_files
 from ..errors import BadConfig, BadData, StructureWarning

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...core.files import damage_is_bad_data, opened_hdf5
 from ...errors import BadData
 from ...units import HARTREE
-from ..hdf5_file import damage_is_bad_data, opened_hdf5
 from ..reader import Chunk
 from .base import DownloadFile, Published, frames, one_of, register, unpacked
 
