@@ -21,7 +21,8 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
-from torchmdnet2.core.stated import charge_and_spin, kind_of, whole_number
+from torchmdnet2.core.stated import charge_and_spin, whole_number
+from torchmdnet2.core.stated_words import kind_of
 from torchmdnet2.data import AseDataset, Sample, open_dataset, read_structures
 from torchmdnet2.data.check import check_batch
 from torchmdnet2.errors import BadData, StructureWarning

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from torchmdnet2.core.stated import formal_charge
+from torchmdnet2.core.stated_words import formal_charge
 from torchmdnet2.data import HDF5Dataset, InMemoryDataset, collate, open_dataset, write_hdf5
 from torchmdnet2.errors import BadData, MissingBackend
 from torchmdnet2.units import BOHR, HARTREE

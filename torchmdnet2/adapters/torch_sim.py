@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core.stated import kind_of
+from ..core.stated_words import kind_of
 from ..errors import BadData, needs_extra
 from ..evaluator import Evaluator, Precision
 from ..potential.potential import Potential
@@ -128,7 +128,7 @@ class TorchMDNet2Model(ModelInterface):
 
     @staticmethod
     def _stated(state: SimState, quantity: str) -> Any:
-        """Return the system extra that states a quantity under any of its names (`stated.kind_of`), or None.
+        """Return the system extra that states a quantity under any of its names (`stated_words.kind_of`), or None.
 
         Raises:
             BadData: two extras state the quantity, and they differ.

@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..core.stated import (
-    OF_ATOMS,
-    SUMMED,
-    StatedUnit,
-    agreed,
-    no_cell,
-    of_atoms,
-    stated_units,
-    statements,
-    unit_in_name,
-    whole_number,
-)
+from ..core.stated import OF_ATOMS, SUMMED, agreed, no_cell, of_atoms, statements, whole_number
+from ..core.stated_words import StatedUnit, stated_units, unit_in_name
 from ..errors import BadData, MissingBackend, StructureWarning
 from ..units import factor
 from .check import check_sample

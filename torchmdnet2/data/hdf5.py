@@ -29,21 +29,8 @@ import torch
 from torch import Tensor
 
 from ..core.files import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
-from ..core.stated import (
-    StatedUnit,
-    Statement,
-    agreed,
-    formal_charge,
-    kind_of,
-    may_be_charges,
-    of_charges,
-    of_first_frame,
-    stated_units,
-    statements,
-    unit_in_name,
-    warn_of_sums,
-    whole_number,
-)
+from ..core.stated import Statement, agreed, of_charges, of_first_frame, statements, warn_of_sums, whole_number
+from ..core.stated_words import StatedUnit, formal_charge, kind_of, may_be_charges, stated_units, unit_in_name
 from ..errors import BadData
 from ..system import System
 from ..units import OWN_UNITS

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.stated import can_count, kind_of, may_be_cell, warn_of_name
+from ..core.stated import can_count, may_be_cell, warn_of_name
+from ..core.stated_words import kind_of
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..system import System

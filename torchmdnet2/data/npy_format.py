@@ -16,15 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.stated import (
-    may_be_charges,
-    of_charges,
-    of_first_frame,
-    stated_units,
-    statements,
-    unit_in_name,
-    warn_of_sums,
-)
+from ..core.stated import of_charges, of_first_frame, statements, warn_of_sums
+from ..core.stated_words import may_be_charges, stated_units, unit_in_name
 from ..errors import BadData
 from ..system import System
 from .check import check_batch

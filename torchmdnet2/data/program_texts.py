@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..core.stated import MULTIPLICITIES, ROUNDING, Statement, whole_number
+from ..core.stated import ROUNDING, Statement, whole_number
+from ..core.stated_words import MULTIPLICITIES
 from ..errors import BadData, StructureWarning
 from ..units import factor
 from .extxyz import ISOTOPES

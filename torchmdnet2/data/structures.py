@@ -17,19 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from ..core.files import require_plain
-from ..core.stated import (
-    Statement,
-    WarnedInfo,
-    agreed,
-    kind_of,
-    no_cell,
-    of_atoms,
-    stated_units,
-    statements,
-    warn_of_sums,
-    warn_of_text,
-    whole_number,
-)
+from ..core.stated import Statement, agreed, no_cell, of_atoms, statements, warn_of_sums, whole_number
+from ..core.stated_words import WarnedInfo, kind_of, stated_units, warn_of_text
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, Frame, raw_frames, structure_of
 from .program_texts import (
