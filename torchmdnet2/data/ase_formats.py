@@ -36,6 +36,7 @@ from .labels import (
     stress_of,
 )
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, find_format, joined, register_format, stacked
+from .structure_warnings import warn_of_hydrogens, warn_of_placeholder
 from .structures import (
     Beside,
     Found,
@@ -43,8 +44,6 @@ from .structures import (
     files_beside,
     open_found,
     reason,
-    warn_of_hydrogens,
-    warn_of_placeholder,
 )
 
 if TYPE_CHECKING:
