@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 __all__ = [
-    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_model", "device_name",
-    "frame_numbers", "keeping", "make_console", "note", "opening", "output_file", "output_prefix", "print_json",
-    "print_table", "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index",
+    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_devices", "add_model",
+    "device_name", "frame_numbers", "keeping", "make_console", "note", "opening", "output_file", "output_prefix",
+    "print_json", "print_table", "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index",
     "steady_streams",
 ]  # fmt: skip
 
@@ -176,14 +176,25 @@ def opening(options: argparse.Namespace, models: Sequence[str], quiet: bool = Fa
 
 def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
+    _add_dtype(parser, dtype)
+
+
+def add_devices(parser: argparse.ArgumentParser, dtype: str | None) -> None:
+    """Declare --devices, of a command that can use several, and --dtype."""
+    meaning = "auto, all, or names such as cuda:0,cuda:1 or cpu,cpu, with a process for each (default: auto)"
+    parser.add_argument("--devices", default="auto", help=meaning)
+    _add_dtype(parser, dtype)
+
+
+def _add_dtype(parser: argparse.ArgumentParser, dtype: str | None) -> None:
     words = dtype or "as stored"
     parser.add_argument("--dtype", default=dtype, help=f"float32 or float64, of the network (default: {words})")
 
 
-def make_console() -> Console:
+def make_console(stderr: bool = False) -> Console:
     from ..core.console import SteadyConsole
 
-    return SteadyConsole()
+    return SteadyConsole(stderr=stderr)
 
 
 def device_name(name: str) -> str:

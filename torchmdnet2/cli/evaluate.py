@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .common import (
     Command,
     add_allow_untrained_charge,
     add_coulomb,
-    add_device,
+    add_devices,
     add_model,
     frame_numbers,
     keeping,
+    make_console,
     note,
     opening,
     output_file,
@@ -26,7 +28,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..training.reporting.evaluation import EnsembleEvaluation
+    from ..streams.evaluating import Evaluated, FrameSource
 
 __all__ = ["add"]
 
@@ -58,43 +60,39 @@ def add(command: Command) -> None:
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="frames of --split (default: test)")
     test.add_argument("--batch-size", type=int, default=32, help="frames of a batch (default: 32)")
-    test.add_argument("--output", metavar="FILE", help=".xyz file to write: predictions, and labels as reference_…")
+    test.add_argument(
+        "--output",
+        metavar="FILE",
+        help=".xyz file to write: predictions, and labels as reference_…; "
+        "frames that fail are listed beside it, in NAME.failed.txt",
+    )
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_coulomb(test)
     add_allow_untrained_charge(test)
-    add_device(test, dtype="float64")
+    add_devices(test, dtype="float64")
+    test.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from ..checkpoint import load
-    from ..core.files import written_aside
-    from ..data import data_files
-    from ..ensemble import Ensemble
-    from ..errors import BadConfig
-    from ..potential.potential import Result, has_dipole
+    from ..core.devices import devices_of
+    from ..errors import BadConfig, BadData
+    from ..potential.potential import has_dipole
+    from ..streams.evaluating import Evaluation, evaluate_stream, failures_file, members_of
+    from ..streams.run import identity
     from ..training.config.sections import label_keys, label_units, predicted_shapes
-    from ..training.reporting.evaluation import evaluate, evaluate_ensemble, predicted_frames, write_frames
-    from ..training.steps.batches import Batch, Frames
     from ..training.steps.trainer import Properties
 
     if options.batch_size < 1:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
     models = _models(options)
-    sources = [split_index(path) for path in options.data]
-    files = [data_files([file], options.format) for file, _ in sources]
-    read = [file for found in files for file in found]
+    data = _Data(options)
     output = None
     if options.output is not None:
-        inputs = [options.model, *models, *read, *([options.split] if options.split else [])]
+        inputs = [options.model, *models, *data.files, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
     settings = opening(options, models)
-    potentials = [load(model, **settings) for model in models]
-    if len(potentials) == 1:
-        potentials = potentials[0].members
-        models = models if len(potentials) == 1 else [f"{models[0]}, member {k}" for k in range(len(potentials))]
-    ensemble = Ensemble(potentials) if len(potentials) > 1 else None
-    potential = potentials[0]
+    potential, *others = members_of(models, **settings)
     config = potential.metadata.get("config")
     trained = (config.get("data") or {}) if isinstance(config, dict) else {}  # metadata may hold anything
     keys = _keys(options, trained.get("keys") or {"energy": "energy", "forces": "forces"})
@@ -113,49 +111,54 @@ def _evaluate(options: argparse.Namespace) -> None:
         keys = {name: key for name, key in keys.items() if name in ("charge", "spin", "numbers", "positions")}
     elif not keys.keys() - {"charge", "spin", "numbers", "positions"}:
         raise BadConfig("no labels are left to compare with; to predict only, give --unlabelled and --output")
-    dataset = _opened(options, read, keys, units)
-    _refuse_idle_units(options, dataset)
-    chosen = _frames_of_split(options, dataset) if options.split or options.subset else _frames(dataset, sources, files)
-    frames = Frames(dataset, chosen, (ensemble or potential).cutoff, cache_bytes=0)
+    source = data.frames(keys, units)
     plain = trained.get("units") or {}
-    with ExitStack() as stack:
-        file = None
-        if output is not None:
-            stack.enter_context(keeping(output))
-            file = stack.enter_context(written_aside(output, keep=True))
-
-        periodic = False
-
-        def write(batch: Batch, result: Result) -> None:
-            nonlocal periodic
-            periodic = periodic or bool(batch.sample.system.pbc.any())
-            if file is not None:
-                names = [dataset.name(index) for index in batch.frames]
-                write_frames(file, predicted_frames(batch, result, potential.outputs, names))
-
-        if ensemble is not None:
-            together = evaluate_ensemble(ensemble, frames, wanted, options.batch_size, plain, write)
-            errors = together.errors
-        else:
-            errors = evaluate(
-                potential, frames, wanted, options.batch_size, keep_pairs=False, units=plain, each=write
-            ).errors
-    if options.coulomb != "pme" and not periodic:
+    evaluation = Evaluation(tuple(map(_absolute, models)), settings, wanted, options.batch_size, plain, bool(output))
+    job = {"model": [identity(name) for name in models], "data": [identity(name) for name in data.files],
+           "options": repr((keys, units, settings, options.data, options.batch_size, options.subset)),
+           "split": options.split and identity(options.split)}  # fmt: skip
+    fresh = output is not None and not output.with_name(f"{output.name}.progress").exists()
+    with keeping(output) if output is not None and fresh else nullcontext():
+        found = evaluate_stream(
+            evaluation, source, devices_of(options.devices), output, job, make_console(stderr=True), options.dask
+        )
+    if options.coulomb != "pme" and not found.periodic:
         note(f"--coulomb {options.coulomb} had no effect: no frame is periodic")
-    title = f"{options.model} on {len(frames)} frames of {', '.join(options.data)}"
+    on = f"on {found.frames} frames of {', '.join(options.data)}"
+    if others and len(models) == 1:
+        models = [f"{models[0]}, member {k}" for k in range(1 + len(others))]
     if options.unlabelled:
-        print(f"{len(frames)} frames are in {output}")
+        print(f"{found.frames} frames are in {output}")
     elif options.json:
-        more = {}
-        if ensemble is not None:
-            alone = [{"file": str(model), **own} for model, own in zip(models, together.members, strict=True)]
-            more = {"members": alone, "spread": together.spread.summary()}
-        print_json({"frames": len(frames), **errors, **more})
-    elif ensemble is None:
-        _print_errors(errors, title)
+        failed = {"failed": found.failed} if found.failed else {}
+        print_json({"frames": found.frames, **failed, **_errors(found, models)})
+    elif not others:
+        _print_errors(found.sums[0].summary(), f"{options.model} {on}")
     else:
-        _print_errors(errors, f"mean of {len(models)} models on {len(frames)} frames of {', '.join(options.data)}")
-        _print_members(models, together)
+        _print_errors(found.sums[0].summary(), f"mean of {len(models)} models {on}")
+        _print_members(models, found)
+    if found.failed:
+        *more, last = found.failures if output is None else found.failures[:1]
+        for line in more:
+            note(line)
+        words = f"{found.failed} of {found.failed + found.frames} frames could not be evaluated"
+        if output is None:
+            raise BadData(f"{words}{', also' if more else ''}: {last}")
+        note(f"{words}, see {failures_file(output)}; the first: {last}")
+
+
+def _absolute(model: str) -> str:
+    """Return the absolute path of a model file, since other processes may have another current folder."""
+    return str(Path(model).resolve()) if Path(model).is_file() else model
+
+
+def _errors(found: Evaluated, models: Sequence[str]) -> dict[str, Any]:
+    """Return the errors as plain data; of an ensemble also those of the members, and the spread."""
+    mean, *members = (own.summary() for own in found.sums)
+    if not members:
+        return mean
+    alone = [{"file": str(model), **own} for model, own in zip(models, members, strict=True)]
+    return {**mean, "members": alone, "spread": found.spread.summary()}
 
 
 def _models(options: argparse.Namespace) -> list[str]:
@@ -194,33 +197,65 @@ def _keys(options: argparse.Namespace, trained: dict[str, Any]) -> dict[str, Any
     return {**{name: key for name, key in trained.items() if name not in replaced}, **given}
 
 
-def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str], units: dict[str, str]) -> Dataset:
-    """Open the data; labels of the training other than energy and forces may be missing.
+class _Data:
+    """The data files of the command line, and the chosen frames of them."""
+
+    def __init__(self, options: argparse.Namespace):
+        from ..data import data_files
+
+        self._options = options
+        self._sources = [split_index(path) for path in options.data]
+        self._found = [data_files([file], options.format) for file, _ in self._sources]
+        self.files = [file for found in self._found for file in found]
+
+    def frames(self, keys: dict[str, str], units: dict[str, str]) -> FrameSource:
+        """Return the frames; labels of the training other than energy and forces may be missing.
+
+        Raises:
+            BadData: a label that the command line names is missing, or all labels are. Where all frames of the files
+                are read, while they are read.
+        """
+        from ..data import LABELS, file_readers, open_dataset
+        from ..streams.evaluating import FrameSource
+
+        options = self._options
+        labels = [name for name in keys if name in LABELS or name == "virial"]
+        optional = [name for name in labels if name not in {"energy", "forces", *_given(options, "key")}]
+        if not (options.split or options.subset or any(index is not None for _, index in self._sources)):
+            readers = file_readers(self.files, keys, units, options.format)
+            return FrameSource.of_readers(readers, lambda: _check_labels(options, readers, keys, labels, optional))
+        files = self.files if len(self.files) > 1 else self.files[0]
+        dataset = open_dataset(files, keys=keys, units=units, format=options.format, optional=optional)
+        _check_labels(options, getattr(dataset, "datasets", [dataset]), keys, labels, optional)
+        if options.split or options.subset:
+            return FrameSource.of_dataset(dataset, _frames_of_split(options, dataset))
+        return FrameSource.of_dataset(dataset, _frames(dataset, self._sources, self._found))
+
+
+def _check_labels(
+    options: argparse.Namespace, parts: Sequence[Any], keys: dict[str, str], labels: list[str], optional: list[str]
+) -> None:
+    """Check, with readers or data sets that have been read, that the data have the labels.
 
     Raises:
         BadData: a label that the command line names is missing, or all labels are.
+        BadConfig: the command line gives a unit of a label that is not there.
     """
-    from ..data import LABELS, missing_keys, open_dataset
+    from ..data import missing_keys
     from ..training.config.sections import property_of
 
-    labels = [name for name in keys if name in LABELS or name == "virial"]
-    optional = [name for name in labels if name not in {"energy", "forces", *_given(options, "key")}]
-    dataset = open_dataset(
-        files if len(files) > 1 else files[0], keys=keys, units=units, format=options.format, optional=optional
-    )
-    parts = getattr(dataset, "datasets", [dataset])
+    missing_keys(parts, optional)
     absent = [name for name in optional if not any(part.counts[name] for part in parts)]
     if absent == labels:
         missing_keys(parts)
     for name in absent:
         note(f"no frame has '{keys[name]}', the key of {property_of(name)} in the training; this label is left out")
-    return dataset
+    _refuse_idle_units(options, parts)
 
 
-def _refuse_idle_units(options: argparse.Namespace, dataset: Dataset) -> None:
+def _refuse_idle_units(options: argparse.Namespace, parts: Sequence[Any]) -> None:
     """Raise BadConfig for units of labels that the data do not have, or that are not read."""
     derived = {"energy": ("energy", "forces", "stress", "virial")}  # whose units may follow from it
-    parts = getattr(dataset, "datasets", [dataset])
     for name in _UNITS:
         if name != "length" and not any(part.counts[label] for part in parts for label in derived.get(name, (name,))):
             refuse_idle(options, [f"{name}_unit"], f"no {name} is read from the data; see --{name}-key")
@@ -234,8 +269,6 @@ def _frames(dataset: Dataset, sources: Sequence[tuple[str, str | None]], files: 
     """
     from ..errors import BadConfig
 
-    if all(index is None for _, index in sources):
-        return list(range(len(dataset)))
     parts = getattr(dataset, "datasets", [dataset])
     if len(parts) != len(sources) or any(len(found) > 1 for found in files):
         raise BadConfig("file@index chooses frames of one file: name the files one by one")
@@ -274,13 +307,14 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
     print_table(title, ("property", "MAE", "RMSE", "unit", "labels"), rows, left=(0, 3))
 
 
-def _print_members(models: Sequence[str], found: EnsembleEvaluation) -> None:
+def _print_members(models: Sequence[str], found: Evaluated) -> None:
     """Print the RMSE of each member, the spread of the members and the error of their mean."""
     from ..training.steps.loss import shown
 
-    names = [name for name in found.errors if name != "forces_by_element"]
-    heads = [f"{name.replace('_', ' ')}, {shown(0, found.errors[name]['unit'])[1] or '1'}" for name in names]
-    every = [*zip(models, found.members, strict=True), ("mean of all", found.errors)]
+    mean, *members = (own.summary() for own in found.sums)
+    names = [name for name in mean if name != "forces_by_element"]
+    heads = [f"{name.replace('_', ' ')}, {shown(0, mean[name]['unit'])[1] or '1'}" for name in names]
+    every = [*zip(models, members, strict=True), ("mean of all", mean)]
     rows = [
         [model, *(f"{shown(errors[name]['rmse'], errors[name]['unit'])[0]:.3f}" for name in names)]
         for model, errors in every

@@ -308,7 +308,7 @@ class Journal:
 
     Attributes:
         done: number of records of the input whose results are in the files.
-        near: number of their structures with atoms nearer than any bond, and a line about the first.
+        kept: what the run carries along, as plain data for JSON; None before anything was kept.
 
     Raises:
         BadConfig: the files belong to an unfinished run of another job.
@@ -319,7 +319,7 @@ class Journal:
         self._output, self._paths = output, files
         self._state = output.with_name(output.name + ".progress")
         self._job = json.loads(json.dumps(job))
-        self.near: tuple[int, str] = 0, ""
+        self.kept: Any = None
         self.done, sizes = self._resume()
         self._files = [open(path, "r+b" if path.exists() else "w+b") for path in self._paths]
         for file, size in zip(self._files, sizes, strict=True):
@@ -335,7 +335,7 @@ class Journal:
                     f"{self._output} belongs to an interrupted run with another {', '.join(changed)}: give the "
                     f"same command to finish it, or remove {self._state} to start again"
                 )
-            self.near = tuple(found.get("near", self.near))
+            self.kept = found.get("kept")
             return found["records"], found["sizes"]
         if found is None:  # else the files are those of a run that was killed in its first block
             for path in self._paths:
@@ -344,18 +344,18 @@ class Journal:
         return 0, [0] * len(self._paths)
 
     def _save(self, records: int, sizes: list[int]) -> None:
-        state = {"records": records, "sizes": sizes, "near": self.near, "job": self._job}
+        state = {"records": records, "sizes": sizes, "kept": self.kept, "job": self._job}
         atomic_write(self._state, json.dumps(state, indent=1))
 
-    def commit(self, records: int, *texts: str, near: tuple[int, str] = (0, "")) -> None:
+    def commit(self, records: int, *texts: str, kept: Any = None) -> None:
         """Append the results of a block, and wait for the disk.
 
         Args:
             records: number of records of the input in the block.
             texts: text for each file.
-            near: the attribute from now on.
+            kept: the attribute from now on.
         """
-        self.near = near
+        self.kept = kept
         for file, text in zip(self._files, texts, strict=True):
             file.write(text.encode())
             file.flush()

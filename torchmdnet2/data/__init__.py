@@ -15,10 +15,11 @@ from .check import check_sample
 from .dataset import ConcatDataset, Dataset, Sample, Subset, collate
 from .extxyz import Frame
 from .hdf5 import HDF5Dataset, write_hdf5
-from .labels import LABELS
+from .labels import LABELS, Names
 from .npy_format import NpyReader, NpzReader
 from .reader import (
     FORMATS,
+    Format,
     InMemoryDataset,
     LoadedDataset,
     Reader,
@@ -53,6 +54,7 @@ __all__ = [
     "data_files",
     "epoch_batches",
     "epoch_order",
+    "file_readers",
     "fit_atomref",
     "in_order",
     "make_splits",
@@ -100,10 +102,7 @@ def open_dataset(
         OSError: the folder of the cache cannot be written.
     """
     paths = data_files([path] if isinstance(path, str | PathLike) else list(path), format)
-    chosen = find_format(format)
-    formats = [chosen or format_of(p) for p in paths]
-    if any(f.reader is NpyReader for f in formats) and len(set(formats)) > 1:
-        raise BadData(f"{paths[0]}: .npy files cannot be mixed with other formats")
+    chosen, formats = find_format(format), _formats(paths, format)
 
     def readers() -> list[Reader]:
         return make_readers(paths, keys, units, formats)
@@ -123,6 +122,19 @@ def open_dataset(
     datasets = [_loaded(reader, lazily=cache == "off") for reader in made]
     missing_keys(datasets, optional)
     return datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
+
+
+def file_readers(paths: Sequence[str], keys: Names, units: Names, format: str | None = None) -> list[Reader]:
+    """Return readers of files, which yield their frames in order; arguments and errors as for `open_dataset`."""
+    return make_readers(paths, keys, units, _formats(paths, format))
+
+
+def _formats(paths: Sequence[str], format: str | None) -> list[Format]:
+    chosen = find_format(format)
+    formats = [chosen or format_of(path) for path in paths]
+    if any(f.reader is NpyReader for f in formats) and len(set(formats)) > 1:
+        raise BadData(f"{paths[0]}: .npy files cannot be mixed with other formats")
+    return formats
 
 
 def _on_disk(paths: Sequence[str]) -> int:

@@ -90,38 +90,57 @@ class FrameReader(Reader):
         self.kinds: set[str] = set()
 
     @abstractmethod
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[Frame | Exception]:
         """Yield the frames of `path` in order, in `default_units` unless the user gives others.
 
-        Any error other than BadData becomes a BadData that names the file and the frame.
+        A frame that cannot be read may be yielded as its error if the next ones can be read. Any error other than
+        BadData becomes a BadData that names the file and the frame.
         """
 
-    def _frames(self) -> Iterator[Frame]:
+    def _frames(self) -> Iterator[Frame | BadData]:
         frame = 0
         try:
             for content in self.frames():
-                yield content
+                yield self._failed(frame, content) if isinstance(content, Exception) else content
                 frame += 1
         except (BadData, MissingBackend):
             raise
         except Exception as error:  # readers of other packages raise errors of any kind
-            raise BadData(f"{self.path}, frame {frame}: it cannot be read: {reason(error)}") from error
+            raise self._failed(frame, error) from error
         if frame == 0:
             raise BadData(f"{self.path}: the file has no frames")
+
+    def _failed(self, frame: int, error: Exception) -> BadData:
+        if isinstance(error, BadData):
+            return error
+        found = BadData(f"{self.path}, frame {frame}: it cannot be read: {reason(error)}")
+        found.__cause__ = error
+        return found
 
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
         kept: list[FrameRow] = []
         for frame in self._frames():
-            row = self._row(frame, f"{self.path}, frame {self.num_frames}")
+            try:
+                if isinstance(frame, BadData):
+                    raise frame
+                row = self._row(frame, f"{self.path}, frame {self.num_frames}")
+            except BadData as error:
+                if self.leave_out is None:
+                    raise
+                yield from self._joined(kept)
+                self.leave_out(str(error))
+                self.num_frames += 1
+                kept = []
+                continue
             if not (self.num_frames or frame.bonds or {"energy", "forces"} & row.labels.keys()):
                 warn_of_hydrogens(_structure(row), f"{self.path}: ")
             if kept and (len(kept) == _CHUNK or kept[0].labels.keys() != row.labels.keys()):
-                yield joined(kept, self.path, self.num_frames - len(kept))
+                yield from self._joined(kept)
                 kept = []
             kept.append(row)
             self.num_frames += 1
-        yield joined(kept, self.path, self.num_frames - len(kept))
+        yield from self._joined(kept)
         for name, key in self.keys.items():  # labels that are read if present: others are errors
             if not self.counts[name] and name not in self.asked:
                 for other in sorted(own for own in self.available if own.lower() == key.lower() != own):
@@ -131,6 +150,21 @@ class FrameReader(Reader):
                         StructureWarning,
                         stacklevel=2,
                     )
+
+    def _joined(self, rows: list[FrameRow]) -> Iterator[Chunk]:
+        """Yield the last frames as a chunk, or those of them that can be used as chunks of one."""
+        first = self.num_frames - len(rows)
+        try:
+            if rows:
+                yield joined(rows, self.path, first)
+        except BadData:
+            if self.leave_out is None:
+                raise
+            for k, row in enumerate(rows, first):
+                try:
+                    yield joined([row], self.path, k)
+                except BadData as error:
+                    self.leave_out(str(error))
 
     def _row(self, frame: Frame, where: str) -> FrameRow:
         entries = frame.entries
@@ -257,10 +291,10 @@ class ExtxyzReader(FrameReader):
     def files_of(cls, paths: Sequence[str], keys: Names) -> list[str]:
         return [found for file in super().files_of(paths, keys) for found in (file, *files_beside(file))]
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[Frame | Exception]:
         beside = Beside(self.path)
         for frame in read_extxyz(self.path):
-            yield beside.added_to(frame, frame.numbers) if beside else frame
+            yield beside.added_to(frame, frame.numbers) if beside and isinstance(frame, Frame) else frame
 
 
 @register_format("ase")

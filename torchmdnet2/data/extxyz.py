@@ -90,15 +90,21 @@ class Frame(NamedTuple):
     bonds: bool = False
 
 
-def read_extxyz(path: str) -> Iterator[Frame]:
+def read_extxyz(path: str) -> Iterator[Frame | Exception]:
     """Yield the frames of a file, also a compressed one (.gz, .bz2, .xz). Empty lines between frames are skipped.
 
+    A frame that cannot be read is yielded as its error: EOFError, ValueError or KeyError. The message does not name the
+    file.
+
     Raises:
-        OSError, EOFError, ValueError, KeyError: the file is damaged or cut off. The message does not name the file.
+        OSError, ValueError: the file is damaged, or no number of atoms stands where a frame begins.
     """
     require_plain(path)
     for comment, lines, size, vectors in raw_frames(path):
-        yield _frame(comment, lines, size, vectors)
+        try:
+            yield _frame(comment, lines, size, vectors)
+        except (EOFError, ValueError, KeyError, TypeError, IndexError) as error:
+            yield error
 
 
 def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:

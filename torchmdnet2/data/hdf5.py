@@ -422,14 +422,30 @@ class HDF5Dataset(Dataset, Reader):
             size = max(1, min(_CHUNK_FRAMES, _CHUNK_ATOMS // max(1, group.num_atoms)))
             for first in range(0, group.num_frames, size):
                 count = min(size, group.num_frames - first)
-                sample = self._read_many(group, first, count)
-                if (
-                    sample is None
-                ):  # read frames one by one, which handles unusual groups and names the frame of an error
-                    sample = collate([self[start + first + k] for k in range(count)])
-                yield Chunk(check_batch(sample, where, first), where, first)
+                yield from self._chunk(group, start, where, first, count)
             start += group.num_frames
             self._handles.clear()  # this group is done: free the chunks that HDF5 keeps for its datasets
+
+    def _chunk(self, group: Group, start: int, where: str, first: int, count: int) -> Iterator[Chunk]:
+        """Yield frames of a group as one chunk, or those of them that can be used as chunks of one."""
+        try:
+            sample = self._read_many(group, first, count)
+            if sample is None:  # read frames one by one, which handles unusual groups and names the frame of an error
+                sample = collate([self[start + first + k] for k in range(count)])
+            chunk = Chunk(check_batch(sample, where, first), where, first)
+        except BadData:
+            if self.leave_out is None:
+                raise
+        else:
+            yield chunk
+            return
+        for k in range(first, first + count):
+            try:
+                chunk = Chunk(check_batch(self[start + k], where, k), where, k)
+            except BadData as error:
+                self.leave_out(str(error))
+            else:
+                yield chunk
 
     def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
         """Return frames first … first + count − 1 of a group at once; None for unusual groups, read one by one."""

@@ -70,6 +70,11 @@ class Chunk:
     where: str
     first: int
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the frames, for messages."""
+        return [f"{self.where}, frame {self.first + k}" for k in range(self.sample.system.num_systems)]
+
 
 class Reader(ABC):
     """Base class of a data format: reads one file, or files that belong together.
@@ -90,6 +95,8 @@ class Reader(ABC):
         doubts: sentences on entries that put the labels in doubt (see `ase_formats.Doubts`).
         kinds: words so far that name kinds of frames, at most 1,000.
         num_frames: number of frames so far.
+        leave_out: function that gets a line about each frame that cannot be used, which is then left out. With None it
+            is an error, as it always is where the reader cannot find the next frame, and in Ace, npz and npy files.
     """
 
     extensions: ClassVar[tuple[str, ...]] = ()
@@ -104,6 +111,7 @@ class Reader(ABC):
     doubts: Iterable[str] = ()
     kinds: Collection[str] = ()
     num_frames: int = 0
+    leave_out: Callable[[str], None] | None = None
 
     @classmethod
     def variants(cls) -> Collection[str]:
@@ -248,6 +256,18 @@ class InMemoryDataset(Dataset):
         ]
         self._pack(checked, names)
 
+    @classmethod
+    def packed(cls, parts: Sequence[Sample], names: list[str]) -> InMemoryDataset:
+        """Return a data set of checked samples; each may hold several structures with the same labels.
+
+        Args:
+            parts: the samples.
+            names: names of all structures, for messages.
+        """
+        made = InMemoryDataset.__new__(InMemoryDataset)
+        made._pack(parts, names)
+        return made
+
     def _pack(self, parts: Sequence[Sample], names: list[str]) -> None:
         """Store checked samples; each may hold several structures with the same labels."""
         self._names = names
@@ -299,7 +319,7 @@ class LoadedDataset(InMemoryDataset):
         parts, names = [], []
         for chunk in reader.chunks():
             parts.append(chunk.sample)
-            names += [f"{chunk.where}, frame {chunk.first + k}" for k in range(chunk.sample.system.num_systems)]
+            names += chunk.names
         self.asked, self.counts, self.available = reader.asked, reader.counts, reader.available
         self.kinds, self.stated, self.doubts = reader.kinds, reader.stated, list(reader.doubts)
         if require_keys:

@@ -27,11 +27,10 @@ from ..potential.potential import Potential, Result, require_stress
 from ..potential.refusals import SAME_PLACE
 from ..system import System
 from .autograd_term import add_by_autograd
-from .bound import ReferenceBoundStep
+from .bound import PropertyHeads, ReferenceBoundStep
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
 from .cpu_searches import AllPairs, CellSearch, CpuSearch, ListSearch
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, list_edges, voigt
-from .property_heads import PropertyHeads
 from .select import Offsets, constant_energies, exact_isolated_energies, fast_path, kernels_of, list_cutoffs
 from .timings import Stopwatch, Timing
 

@@ -37,10 +37,10 @@ from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential.potential import Potential, Result
 from ..system import System
 from .autograd_term import AutogradTerm
+from .bound import PropertyHeads
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
 from .finish import MAX_PARTS, TERMS, energy_spread_kernel, finish_kernel, mean_kernel, totals_kernel
 from .graph import compile_side_by_side
-from .property_heads import PropertyHeads
 from .select import constant_energies, exact_isolated_energies, fast_path, kernels_of, list_cutoffs
 from .step import FEWEST_EDGES, OVERFLOW, GraphedStep, StaticInputs, Step
 from .timings import Part

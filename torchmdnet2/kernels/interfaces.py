@@ -500,7 +500,7 @@ class PriorPath(ABC):
 #
 # Such heads read the scalar features of the atoms. That of the charges joins the step, because terms read its charges
 # and the gradient of the network starts from their dE/dq too; the others are evaluated on the features when results are
-# requested (engine/property_heads.py).
+# requested (engine/bound.py).
 
 
 class FeatureNetwork(GpuNetwork):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from distributed import Client
     from rich.console import Console
 
-__all__ = ["Summary", "relax", "score"]
+__all__ = ["Summary", "identity", "relax", "score"]
 
 Model: TypeAlias = "str | os.PathLike | Potential | Sequence[str | os.PathLike | Potential]"
 
@@ -151,7 +151,7 @@ def relax(
     worker = partial(_worker, CellRelaxer if cell else Relaxer, members, options, opening)
     stages = _Stages(source.preparation, partial(_relaxing, worker))
     wanted = repr((options, conformers, seed or 0, cell, opening))
-    job = {"model": [_identity(member) for member in members], "input": _identity(structures), "options": wanted}
+    job = {"model": [identity(member) for member in members], "input": identity(structures), "options": wanted}
     return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
 
 
@@ -208,8 +208,8 @@ def score(
     opening = Opening(dtype, allow_untrained_charge, coulomb, level)
     remedy = _checked(members, opening)
     job = {
-        "model": [_identity(member) for member in members],
-        "input": _identity(structures),
+        "model": [identity(member) for member in members],
+        "input": identity(structures),
         "options": repr((options, seed or 0, opening)),
     }
     worker = partial(_worker, Scorer, members, options, opening)
@@ -316,7 +316,7 @@ def _devices(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
     return [names]
 
 
-def _identity(thing: Any) -> Any:
+def identity(thing: Any) -> Any:
     """Return data that distinguish a file from other files and later versions."""
     if isinstance(thing, str | os.PathLike) and Path(thing).is_file():
         facts = Path(thing).stat()
@@ -501,7 +501,7 @@ def _stream(
     with claimed(path, *files, *pages):
         journal = Journal(path, files, {**job, "report": report})
         finished, first = False, journal.done
-        summary.near, summary.first_near = journal.near
+        summary.near, summary.first_near = journal.kept or (0, "")
         if first and console is not None:
             console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
         status = console.status("") if console is not None else nullcontext()
@@ -514,7 +514,7 @@ def _stream(
                     if report:
                         head = csv_head(rows).replace("\n", ",seconds\n") * new
                         texts.append(head + "".join(f"{row[:-1]},{seconds:.3g}\n" for row in written.rows))
-                    journal.commit(written.records, *texts, near=(summary.near, summary.first_near))
+                    journal.commit(written.records, *texts, kept=(summary.near, summary.first_near))
                     if console is not None:
                         status.update(summary.words(end, first))  # type: ignore[union-attr]
             if report and journal.done:
@@ -544,7 +544,7 @@ def _stream(
 
 
 def _title(path: Path, job: dict[str, Any]) -> str:
-    """Return the title of a report from the files and models, which `_identity` gave."""
+    """Return the title of a report from the files and models, which `identity` gave."""
     model, source = (
         ", ".join(Path(one if isinstance(one, str) else one[0]).name for one in each)
         for each in (job["model"], [job["input"]])

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+Predict: TypeAlias = Callable[[Potential, Batch, Properties], Result]
+"""Predicts the energy, and forces and stress where the labels need them, of a batch."""
+
+
 @dataclass
 class Evaluation:
     """The result of `evaluate`.
@@ -41,11 +45,13 @@ class Evaluation:
             others by name.
         by_frame: rms error of each frame, [frames], NaN where it has no label: "energy_per_atom", "forces", … as in
             `pairs`; and "frame", its index in the data set.
+        sums: sums of the errors, which can be added to those of other frames.
     """
 
     errors: dict[str, Any]
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     by_frame: dict[str, np.ndarray] = field(default_factory=dict)
+    sums: ErrorSums = field(default_factory=lambda: ErrorSums(LossConfig()))
 
 
 def evaluate(
@@ -59,6 +65,7 @@ def evaluate(
     each: Callable[[Batch, Result], None] | None = None,
     batches: Sequence[Sequence[int]] | None = None,
     check: bool = True,
+    predict: Predict | None = None,
 ) -> Evaluation:
     """Compute the errors on all given frames.
 
@@ -73,6 +80,7 @@ def evaluate(
         each: called with every batch and the predictions for it.
         batches: the frames of each batch, instead of `batch_size`.
         check: refuse frames with elements or charges unknown to the potential; a training evaluates all frames.
+        predict: function that predicts; default: `predict_with_dipole`, in plain PyTorch.
 
     Raises:
         UnknownElement, UntrainedCharge, ValueError: the potential refuses a frame; the message names it.
@@ -82,7 +90,7 @@ def evaluate(
     kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     by_frame: list[dict[str, np.ndarray]] = []
     every = Loader(frames, num_workers)(batches or in_order(len(frames), batch_size))
-    for batch, result in _predictions(potential, every, frames, properties, check):
+    for batch, result in _predictions(potential, every, frames, properties, check, predict or predict_with_dipole):
         if each is not None:
             each(batch, result)
         found = residuals(result, batch.sample.labels)
@@ -112,11 +120,16 @@ def evaluate(
         name: np.concatenate([part.get(name, none) for part, none in zip(by_frame, absent, strict=True)])
         for name in names
     }
-    return Evaluation(sums.summary(), pairs, columns)
+    return Evaluation(sums.summary(), pairs, columns, sums)
 
 
 def _predictions(
-    potential: Potential, batches: Iterable[Batch], frames: Frames, properties: Properties, check: bool
+    potential: Potential,
+    batches: Iterable[Batch],
+    frames: Frames,
+    properties: Properties,
+    check: bool,
+    predict: Predict,
 ) -> Iterator[tuple[Batch, Result]]:
     """Yield predictions for each batch, or for its halves if the memory of a GPU is too small."""
     for batch in batches:
@@ -124,7 +137,7 @@ def _predictions(
         if check:
             check_batch(potential, batch, frames)
         try:
-            result = predict_with_dipole(potential, batch, properties)
+            result = predict(potential, batch, properties)
         except torch.cuda.OutOfMemoryError:
             if len(batch.frames) == 1:
                 raise
@@ -136,7 +149,7 @@ def _predictions(
         middle = len(batch.frames) // 2
         halves = (np.isin(frames.indices, part) for part in (batch.frames[:middle], batch.frames[middle:]))
         parts = (frames.batch(np.flatnonzero(half)) for half in halves)
-        yield from _predictions(potential, parts, frames, properties, False)
+        yield from _predictions(potential, parts, frames, properties, False, predict)
 
 
 def predict_with_dipole(potential: Potential, batch: Batch, properties: Properties) -> Result:
@@ -292,6 +305,18 @@ class Spread:
         """Return |error| [n] and deviation [n] by property; of vectors and tensors their lengths (Frobenius)."""
         return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
 
+    def rows(self, stride: int) -> list[tuple[str, str, list, list]]:
+        """Return every stride-th of the values as plain data: name, unit, errors and deviations."""
+        return [
+            (name, self._units[name], error[::stride].tolist(), deviation[::stride].tolist())
+            for name, (error, deviation) in self._joined().items()
+        ]
+
+    def add_rows(self, rows: Iterable[tuple[str, str, list, list]]) -> None:
+        """Add the `rows` of another object."""
+        for name, unit, error, deviation in rows:
+            self.add(name, torch.tensor(error, dtype=torch.float64), torch.tensor(deviation), unit)
+
     def summary(self) -> dict[str, Any]:
         """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and their relation: "ratio",
         rmse over rms_spread, 1 where the spread is as large as the error; "correlation" of the ranks
@@ -355,11 +380,13 @@ class EnsembleEvaluation:
         members: errors of each member, in the order of the ensemble.
         spread: errors of the mean and standard deviations of the members, of the energy per atom and of every other
             label that all members predict.
+        sums: sums of the errors of the mean and of each member, which can be added to those of other frames.
     """
 
     errors: dict[str, Any]
     members: list[dict[str, Any]]
     spread: Spread
+    sums: list[ErrorSums]
 
 
 def evaluate_ensemble(
@@ -371,13 +398,14 @@ def evaluate_ensemble(
     each: Callable[[Batch, Result], None] | None = None,
     batches: Sequence[Sequence[int]] | None = None,
     check: bool = True,
+    predict: Predict | None = None,
 ) -> EnsembleEvaluation:
     """Compute the errors on all given frames.
 
     Args:
         ensemble: its members' precision is that of the predictions.
         frames: labelled frames; their neighbor lists must have the ensemble's cutoff.
-        properties, batch_size, units, each, batches, check: as for `evaluate`; `each` gets the mean.
+        properties, batch_size, units, each, batches, check, predict: as for `evaluate`; `each` gets the mean.
 
     Raises:
         UnknownElement, UntrainedCharge, ValueError: a member refuses a frame; the message names it.
@@ -390,7 +418,7 @@ def evaluate_ensemble(
         if check:
             for member in ensemble.members:
                 check_batch(member, batch, frames)
-        results = [predict_with_dipole(member, batch, properties) for member in ensemble.members]
+        results = [(predict or predict_with_dipole)(member, batch, properties) for member in ensemble.members]
         mean = combine(results)
         if each is not None:
             each(batch, mean)
@@ -410,7 +438,7 @@ def evaluate_ensemble(
             here = residual.present.reshape(len(error), -1).all(1)
             unit = UNITS[known_as] if known_as in UNITS else unit_of(name, units)
             spread.add(known_as, error[here], deviation[here], unit)
-    return EnsembleEvaluation(sums.summary(), [own.summary() for own in alone], spread)
+    return EnsembleEvaluation(sums.summary(), [own.summary() for own in alone], spread, [sums, *alone])
 
 
 def _deviation(result: EnsembleResult, label: str) -> Tensor | None:

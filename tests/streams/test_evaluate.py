@@ -1,0 +1,195 @@
+"""`torchmdnet2 evaluate` as a stream: devices, frames that fail, restart."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.io import read, write
+from tiny import tiny_potential
+from warm import warm_python
+
+from torchmdnet2 import checkpoint
+from torchmdnet2.cli import main
+from torchmdnet2.streams import evaluating
+
+
+def water(k: int) -> Atoms:
+    rng = np.random.default_rng(k)
+    atoms = Atoms("OH2", [(0, 0, 0), (0.96, 0, 0), (-0.24, 0.93, 0)])
+    atoms.positions += rng.normal(0, 0.03, (3, 3))
+    atoms.info |= {"energy": float(rng.normal()), "number": k}
+    atoms.arrays["forces"] = rng.normal(0, 1, (3, 3))
+    return atoms
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for k, name in enumerate("mn"):
+        checkpoint.save(tiny_potential(seed=k), f"{name}.tmn")
+    write("data.xyz", [water(k) for k in range(300)])
+    return tmp_path
+
+
+def errors(capsys, *arguments: str) -> dict:
+    assert main(["evaluate", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setitem(evaluating._BLOCK, "cpu", 32)
+
+
+@pytest.mark.parametrize("models", [["m.tmn"], ["m.tmn", "n.tmn"]])
+def test_processes_and_blocks_give_the_same(folder, capsys, monkeypatch, models):
+    """Errors, their order in the file and the spread do not depend on the number of processes, nor on the blocks."""
+    one = errors(capsys, *models, "data.xyz", "--output", "one.xyz", "--devices", "cpu")
+    monkeypatch.setitem(evaluating._BLOCK, "cpu", 32)
+    two = errors(capsys, *models, "data.xyz", "--output", "two.xyz", "--devices", "cpu,cpu")
+    assert one["frames"] == two["frames"] == 300
+    for name in ("energy_per_atom", "forces"):
+        assert one[name]["rmse"] == pytest.approx(two[name]["rmse"], rel=1e-12)
+        assert one[name]["count"] == two[name]["count"]
+    if len(models) > 1:
+        assert one["spread"]["forces"]["correlation"] == pytest.approx(two["spread"]["forces"]["correlation"], abs=1e-9)
+        assert [m["forces"]["mae"] for m in one["members"]] == pytest.approx(
+            [m["forces"]["mae"] for m in two["members"]]
+        )
+    assert (folder / "one.xyz").read_text() == (folder / "two.xyz").read_text()
+    assert [atoms.info["frame"] for atoms in read("two.xyz", ":")] == [f"data.xyz, frame {k}" for k in range(300)]
+    assert not [path.name for path in folder.iterdir() if re.search("progress|failed|spread|lock", path.name)]
+
+
+def broken(folder) -> list[int]:
+    """Write bad.xyz, in which one frame in ten is broken in one of eight ways; return the frames that are right."""
+    alone = [folder / "alone.xyz"]
+    texts, right = [], []
+    for k in range(200):
+        write(alone[0], water(k))
+        text = alone[0].read_text()
+        if k % 10 == 3:
+            kind = k // 10 % 8
+            lines = text.splitlines(keepends=True)
+            if kind == 0:
+                lines[1] = lines[1].replace("energy=", "charge=many energy=")
+            if kind == 1:
+                lines[2] = lines[2].replace("O ", "Xx", 1)
+            if kind == 2:  # an element that the model does not know
+                lines[2] = lines[2].replace("O ", "Au", 1)
+            if kind == 3:  # two atoms at one place
+                lines[4] = "H " + lines[3][2:]
+            if kind == 4:
+                lines[3] = "H 0.0 nothing\n"
+            if kind == 5:
+                lines = ["0\n", "energy=0.0\n"]
+            if kind == 6:
+                lines[1] = lines[1].replace("energy=", "energy=twelve other=")
+            if kind == 7:
+                lines[3] = "H nan" + lines[3][5:]
+            text = "".join(lines)
+        else:
+            right.append(k)
+        texts.append(text)
+    (folder / "bad.xyz").write_text("".join(texts))
+    return right
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_frames_that_fail_are_lines(folder, capsys, small_blocks, devices):
+    right = broken(folder)
+    assert main(["evaluate", "m.tmn", "bad.xyz", "--json", "--output", "out.xyz", "--devices", devices]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["frames"], found["failed"]) == (180, 20) and "20 of 200 frames could not be evaluated, see" in err
+    names = [atoms.info["frame"] for atoms in read("out.xyz", ":")]
+    assert names == [f"bad.xyz, frame {k}" for k in right]
+    lines = (folder / "out.failed.txt").read_text().splitlines()
+    assert sorted(int(re.match(r"bad\.xyz, frame (\d+)", line)[1]) for line in lines) == list(range(3, 200, 10))
+    write("good.xyz", [water(k) for k in right])
+    alone = errors(capsys, "m.tmn", "good.xyz")
+    assert found["forces"]["rmse"] == pytest.approx(alone["forces"]["rmse"], rel=1e-12)
+    assert main(["evaluate", "m.tmn", "bad.xyz", "--json"]) == 1  # without a file of failures, a script must see it
+    out, err = capsys.readouterr()
+    assert json.loads(out)["failed"] == 20 and "20 of 200 frames could not be evaluated, also" in err
+    assert len(re.findall("bad.xyz, frame", err)) == 10
+
+
+def test_without_any_good_frame_it_is_an_error(folder, capsys):
+    write("gold.xyz", Atoms("Au", info={"energy": 1.0}))
+    assert main(["evaluate", "m.tmn", "gold.xyz", "--forces-key", "null"]) == 1
+    assert "none of 1 frames could be evaluated; the first: gold.xyz, frame 0: atom 0 is Au" in capsys.readouterr().err
+
+
+def test_a_run_that_is_killed_continues(folder, capsys):
+    """The file, the errors, the failures and the spread are those of a run that was not killed."""
+    broken(folder)
+    options = ["m.tmn", "n.tmn", "bad.xyz", "data.xyz", "--json"]
+    script = (
+        "import sys, time; from torchmdnet2.cli import main; from torchmdnet2.streams import evaluating as e\n"
+        "e._BLOCK['cpu'] = 16; add = e.Evaluated.add\n"
+        "def slow(*a): time.sleep(0.02); add(*a)\n"
+        "e.Evaluated.add = slow; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [str(warm_python()), "-c", script, "evaluate", *options, "--batch-size", "16", "--output"]
+    whole = subprocess.run([*command, "whole.xyz"], capture_output=True, text=True, check=True)
+    progress, killed = folder / "out.xyz.progress", 0
+    for blocks in (1, 5, 12, 20):
+        run = subprocess.Popen([*command, "out.xyz"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while run.poll() is None and not (progress.exists() and _read(progress) >= 16 * blocks):
+            time.sleep(0.002)
+        run.send_signal(signal.SIGKILL)
+        killed += run.wait() == -signal.SIGKILL
+    assert killed >= 3 and progress.exists()
+    last = subprocess.run([*command, "out.xyz"], capture_output=True, text=True, check=True)
+    assert "continues after" in last.stderr
+    assert json.loads(last.stdout) == json.loads(whole.stdout)
+    for name in ("{}.xyz", "{}.failed.txt"):
+        assert (folder / name.format("out")).read_bytes() == (folder / name.format("whole")).read_bytes()
+    assert not progress.exists()
+
+
+def _read(progress) -> int:
+    try:
+        return json.loads(progress.read_text())["records"]
+    except ValueError:
+        return 0
+
+
+def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_blocks):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    add, count = evaluating.Evaluated.add, 0
+
+    def twice(self, block):
+        nonlocal count
+        count += 1
+        if count > 2:
+            fail()
+        add(self, block)
+
+    monkeypatch.setattr(evaluating.Evaluated, "add", twice)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        sys.exit(main(["evaluate", "m.tmn", "data.xyz", "--output", "out.xyz"]))
+    monkeypatch.setattr(evaluating.Evaluated, "add", add)
+    capsys.readouterr()
+    assert main(["evaluate", "n.tmn", "data.xyz", "--output", "out.xyz"]) == 2
+    assert "belongs to an interrupted run with another model" in capsys.readouterr().err
+
+
+def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small_blocks):
+    whole = errors(capsys, "m.tmn", "n.tmn", "data.xyz")
+    monkeypatch.setattr(evaluating, "_ALL", 96)
+    some = errors(capsys, "m.tmn", "n.tmn", "data.xyz")
+    assert some["forces"] == whole["forces"] and some["members"] == whole["members"]
+    assert some["spread"]["forces"]["rmse"] != whole["spread"]["forces"]["rmse"]
+    assert some["spread"]["forces"]["rmse"] == pytest.approx(whole["spread"]["forces"]["rmse"], rel=0.2)
