@@ -193,3 +193,15 @@ def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small
     assert some["forces"] == whole["forces"] and some["members"] == whole["members"]
     assert some["spread"]["forces"]["rmse"] != whole["spread"]["forces"]["rmse"]
     assert some["spread"]["forces"]["rmse"] == pytest.approx(whole["spread"]["forces"]["rmse"], rel=0.2)
+
+
+@pytest.mark.slow
+def test_workers_of_a_cluster(folder, capsys, small_blocks):
+    distributed = pytest.importorskip("distributed", reason="dask's distributed is not installed")
+    alone = errors(capsys, "m.tmn", "data.xyz")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        found = errors(capsys, "m.tmn", "data.xyz", "--output", "o.xyz", "--dask", cluster.scheduler_address)
+        assert main(["evaluate", "m.tmn", "data.xyz", "--devices", "all", "--dask", cluster.scheduler_address]) == 2
+    assert "dask: each worker uses one device" in capsys.readouterr().err
+    assert found["forces"]["rmse"] == pytest.approx(alone["forces"]["rmse"], rel=1e-12)
+    assert [atoms.info["frame"] for atoms in read("o.xyz", ":")] == [f"data.xyz, frame {k}" for k in range(300)]

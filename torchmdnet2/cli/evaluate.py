@@ -75,11 +75,10 @@ def add(command: Command) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from ..core.devices import devices_of
     from ..errors import BadConfig, BadData
     from ..potential.potential import has_dipole
     from ..streams.evaluating import Evaluation, evaluate_stream, failures_file, members_of
-    from ..streams.run import identity
+    from ..streams.run import devices_for, identity
     from ..training.config.sections import label_keys, label_units, predicted_shapes
     from ..training.steps.trainer import Properties
 
@@ -119,9 +118,8 @@ def _evaluate(options: argparse.Namespace) -> None:
            "split": options.split and identity(options.split)}  # fmt: skip
     fresh = output is not None and not output.with_name(f"{output.name}.progress").exists()
     with keeping(output) if output is not None and fresh else nullcontext():
-        found = evaluate_stream(
-            evaluation, source, devices_of(options.devices), output, job, make_console(stderr=True), options.dask
-        )
+        devices = devices_for(options.devices, models, options.dask)
+        found = evaluate_stream(evaluation, source, devices, output, job, make_console(stderr=True), options.dask)
     if options.coulomb != "pme" and not found.periodic:
         note(f"--coulomb {options.coulomb} had no effect: no frame is periodic")
     on = f"on {found.frames} frames of {', '.join(options.data)}"

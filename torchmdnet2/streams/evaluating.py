@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..checkpoint import load
+from ..core.devices import devices_of
 from ..core.files import claimed
 from ..core.pipeline import Journal, Work, devices_pool, in_order
 from ..data import Dataset, Sample
@@ -225,6 +226,7 @@ class Evaluation:
     predictions: bool
 
     def __call__(self, device: str) -> Work:
+        (device,) = devices_of(device)  # a worker of a cluster gets the given name
         return _BlockEvaluator(self, members_of(self.models, device=device, **self.opening))
 
 
@@ -381,7 +383,7 @@ def evaluate_stream(
     Args:
         evaluation: what is computed.
         source: the frames.
-        devices, dask: as of `devices_pool`.
+        devices, dask: as of `devices_pool`; see `run.devices_for`.
         output: file for predictions; failures are written beside it, in `OUT.failed.txt`. The same call continues a run
             that was killed, after its last complete block.
         job: plain data that differ for other models, files and options.
@@ -392,7 +394,7 @@ def evaluate_stream(
         BadConfig: as `Journal` and `claimed`.
     """
     found = Evaluated(evaluation.units)
-    size = evaluation.batch_size * -(-_BLOCK[torch.device(devices[0]).type] // evaluation.batch_size)
+    size = evaluation.batch_size * -(-_BLOCK["cpu" if devices[0] == "cpu" else "cuda"] // evaluation.batch_size)
 
     def run() -> Iterator[EvaluatedBlock]:
         began, before = time.monotonic(), found.read

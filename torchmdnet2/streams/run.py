@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from distributed import Client
     from rich.console import Console
 
-__all__ = ["Summary", "identity", "relax", "score"]
+__all__ = ["Summary", "devices_for", "identity", "relax", "score"]
 
 Model: TypeAlias = "str | os.PathLike | Potential | Sequence[str | os.PathLike | Potential]"
 
@@ -145,7 +145,7 @@ def relax(
         raise BadConfig("window, rmsd and keep choose among conformers, but none are made: give conformers too")
     ranking = (ranking or Ranking()) if conformers is not None else None
     options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
-    names = _devices(devices, model, dask)
+    names = devices_for(devices, model, dask)
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else max(1024, 4096 // len(names))) // (conformers or 1))
     worker = partial(_worker, CellRelaxer if cell else Relaxer, members, options, opening)
@@ -214,7 +214,7 @@ def score(
     }
     worker = partial(_worker, Scorer, members, options, opening)
     stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
-    names = _devices(devices, model, dask)
+    names = devices_for(devices, model, dask)
     block = block or (1024 if names[0] == "cpu" else 4096)
     return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
 
@@ -305,7 +305,7 @@ def _side_by_side(preparation: Preparation, records: Iterable[Record]) -> Block:
     return Block.of(preparation(records))
 
 
-def _devices(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
+def devices_for(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
     """Return devices as `devices_of`; for a cluster, the name that each worker resolves."""
     if dask is None:
         return devices_of(names)
