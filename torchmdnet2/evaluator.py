@@ -193,14 +193,14 @@ class Evaluator:
     def _first(self, system: System, action: Callable[[Backend], _Found], differentiated: bool = False) -> _Found:
         """Return the result of the first backend that accepts the system; of the potential itself if results are
         differentiated."""
-        refuse_forked_gpu(self.potential.device)
-        with self._lock, outside_modes(self.potential.device):
+        device = self.potential.device
+        refuse_forked_gpu(device)
+        with self._lock, outside_modes(device):
             if self._task.is_changed:
                 self.refresh()
-            if require_system(system).device != self.potential.device:
+            if require_system(system).device != device:
                 raise ValueError(
-                    f"the system is on '{system.device}' and the potential on '{self.potential.device}': "
-                    f"give system.to('{self.potential.device}')"
+                    f"the system is on '{system.device}' and the potential on '{device}': give system.to('{device}')"
                 )
             self._declined = ["the results are differentiated"] if differentiated else []
             if differentiated and self.precision == "mixed":

@@ -163,8 +163,8 @@ class System:
         Args:
             pos: [N, 3] Å, of the present type and device.
         """
-        found = copy.copy(self)
-        found.pos = pos
+        found = object.__new__(type(self))  # copy.copy takes five times as long
+        vars(found).update(vars(self), pos=pos)
         return found
 
     def detach(self) -> System:

@@ -131,8 +131,10 @@ class CpuStep:
         """
         for rows in (self._list, *self._others):
             rows.find(system)
-        fixed = self._sum_terms(system, None)
-        found = [self._evaluate(member, system, forces) for member in range(len(self._nets))]
+        n = len(self._batch)
+        fixed = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+        self._add_terms(system, None, fixed)
+        found = [self._evaluate(member, system, forces, fixed) for member in range(len(self._nets))]
         spread = {}
         if len(found) > 1:
             totals = [np.bincount(self._batch, energies, self._structures) for energies, *_ in found]
@@ -143,21 +145,20 @@ class CpuStep:
             None if values[0] is None else values[0] if len(values) == 1 else np.mean(values, 0)
             for values in zip(*found, strict=True)
         )
-        energies += fixed.energy
-        if forces:
-            force, virial = force + fixed.forces, virial + fixed.virial
+        assert energies is not None
         energy = np.bincount(self._batch, energies, self._structures) + self._shift
         return Values(energy, energies, force, virial, charges, features, spread)
 
     def _evaluate(
-        self, member: int, system: System, forces: bool
+        self, member: int, system: System, forces: bool, fixed: CpuSums
     ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
-        """Evaluate one member with the terms that read its charges."""
-        net, summed = self._nets[member], list[CpuSums]()
+        """Evaluate one member with all terms; fixed: sums of those that do not read its charges."""
+        net = self._nets[member]
+        sums = fixed if len(self._nets) == 1 else CpuSums(*map(np.copy, fixed))
 
         def read(charges: Array) -> Array | None:
-            summed.append(self._sum_terms(system, charges))
-            return summed[0].charge_slope if forces else None
+            self._add_terms(system, charges, sums)
+            return sums.charge_slope if forces else None
 
         if isinstance(net, CpuChargeNetwork):
             out = net.run(self._atoms, self._list.rows, forces, read if self._reads_charges else None)
@@ -165,16 +166,14 @@ class CpuStep:
             out = net.run(self._atoms, self._list.rows, forces)
         energies, force, virial = out.energy.astype(np.float64), out.forces, out.virial
         self._offsets.add(energies, self._list.row_ptr, member)
-        for sums in summed:
-            energies += sums.energy
-            if force is not None and virial is not None:
-                force, virial = force + sums.forces, virial + sums.virial
+        energies += sums.energy
+        if force is not None and virial is not None:
+            force, virial = force + sums.forces, virial + sums.virial
         return energies, force, virial, out.charges, out.features
 
-    def _sum_terms(self, system: System, charges: Array | None) -> CpuSums:
-        """Return sums of the terms that read charges, if these are given, else of all others."""
-        pos, n, reads = system.pos.detach().numpy(), len(system.pos), charges is not None
-        sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+    def _add_terms(self, system: System, charges: Array | None, sums: CpuSums) -> None:
+        """Add the terms that read charges, if these are given, else all others."""
+        pos, reads = system.pos.detach().numpy(), charges is not None
         terms = [term for term in self._terms if term.uses_charges == reads]
 
         def run() -> None:
@@ -182,12 +181,11 @@ class CpuStep:
                 term.term.add(pos, None if term.list is None else term.list.rows, sums, charges)
 
         if terms:
-            run_on_threads(run, self._threads[reads], sum(term.work() for term in terms), n, True)
+            run_on_threads(run, self._threads[reads], sum(term.work() for term in terms), len(pos), True)
         for prior in self._by_autograd:
             if prior.uses_charges == reads:
                 with self._watch.time(type(prior).__name__, "autograd"):
                     add_by_autograd(prior, system, sums, charges)
-        return sums
 
 
 class _Term:
@@ -240,7 +238,6 @@ class CpuModel:
         self._last: CpuStep | None = None
         self._checked = False
 
-    @torch.no_grad()
     def __call__(
         self, system: System, forces: bool = True, stress: bool = False, create_graph: bool | None = False
     ) -> Result:
@@ -250,15 +247,14 @@ class CpuModel:
             ValueError, UnknownElement: as the Potential.
             RuntimeError: the first use did not agree with the reference.
         """
-        with self._lock:
+        with self._lock, torch.no_grad():
             step = self._step(system)
             if stress:
                 require_stress(system)
             if not self._checked:
                 self._check(system)
                 self._checked = True
-            values = step(system, forces or stress)
-        return self.result(values, system, forces, stress)
+            return self.result(step(system, forces or stress), system, forces, stress)
 
     @property
     def net(self) -> CpuNetwork:

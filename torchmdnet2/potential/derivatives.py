@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -19,14 +19,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-@contextmanager
-def outside_modes(device: torch.device) -> Iterator[None]:
+def outside_modes(device: torch.device) -> AbstractContextManager[Any]:
     """Leave inference mode, whose tensors have no gradients, and autocast, which would round to 16 bits."""
-    kind = device.type
-    with (
-        torch.inference_mode(False),
-        torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext(),
-    ):
+    outside = torch.inference_mode(False)
+    return _without_autocast(outside, device.type) if torch.is_autocast_enabled(device.type) else outside
+
+
+@contextmanager
+def _without_autocast(outside: AbstractContextManager[Any], kind: str) -> Iterator[None]:
+    with outside, torch.autocast(kind, enabled=False):
         yield
 
 
