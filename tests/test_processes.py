@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
@@ -26,7 +27,7 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.core import devices as processes
 from torchmdnet2.core import files, pipeline
-from torchmdnet2.core.pipeline import _in_words, devices_pool, helpers_pool
+from torchmdnet2.core.pipeline import _in_words, devices_pool, helpers_pool, in_order
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.streams import run
@@ -162,6 +163,41 @@ def test_what_waits_is_not_computed_after_an_error(pool):
 
 def _threads(device):
     return lambda _: (torch.get_num_threads(), [os.environ.get(name) for name in pipeline._THREADS])
+
+
+def _faulty(kind, device):
+    """Work that fails in a way, or at once."""
+    if kind == "setup":
+        raise BadConfig(f"no {device}")
+    works = {
+        "work": lambda block: {}[block], "warning": lambda block: warnings.warn(f"doubts about {block}", stacklevel=2),
+        "kill": lambda block: os.kill(os.getpid(), signal.SIGKILL), "long": lambda block: time.sleep(300),
+    }  # fmt: skip
+    return works[kind]
+
+
+def test_errors_and_warnings_of_processes_are_told_here():
+    faults = {"setup": (BadConfig, "no cpu"), "work": (KeyError, "7"), "kill": (RuntimeError, "ended .*; take fewer")}
+    for kind, (error, words) in faults.items():
+        with (
+            pytest.raises(error, match=words),
+            devices_pool(partial(_faulty, kind), ["cpu", "cpu"], remedy="take fewer") as pool,
+        ):
+            list(in_order([7], pool))
+    with warnings.catch_warnings(record=True) as told, devices_pool(partial(_faulty, "warning"), ["cpu"] * 2) as pool:
+        list(in_order("ab", pool))
+    assert [str(one.message) for one in told] == ["doubts about a", "doubts about b"]
+
+
+@pytest.mark.parametrize("devices", [["cpu"], ["cpu", "cpu"]])
+def test_ctrl_c_does_not_wait_for_long_work(devices):
+    begun, before = time.monotonic(), signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background
+    timer = threading.Timer(5.0, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), devices_pool(partial(_faulty, "long"), devices, here=True) as pool:
+        list(in_order(range(4), pool))
+    signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -153,6 +153,9 @@ def test_stability(model, potential, tmp_path):
         report = check_stability(model, [KNOWN, UNKNOWN], [300], time=0.01, replicas=2, timestep=0.25)
     first, second = report.runs
     assert first.novelty < 1 < second.novelty == report.summaries[0].novelty
+    with pytest.warns(NoveltyWarning, match=r"of replica 0 at 0.000 ps and 300 K is unlike"):  # of another process
+        two = check_stability(model, [UNKNOWN], [300], time=0.01, replicas=2, timestep=0.25, devices="cpu,cpu")
+    assert two.runs[0].novelty == pytest.approx(second.novelty, rel=1e-6)
     report.write(tmp_path / "s")
     assert json.loads((tmp_path / "s.json").read_text())["runs"][1]["novelty"] == second.novelty
     plain = check_stability(potential, [KNOWN], [300], time=0.01, replicas=1, timestep=0.25)

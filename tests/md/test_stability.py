@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +15,11 @@ import torch
 from ase import Atoms
 from ase.build import molecule
 from ase.io import read, write
+from rich.console import Console
+from tiny import tiny_potential
 
 from torchmdnet2 import System
+from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning
 from torchmdnet2.md import ReplicaOutcome, StabilityReport, Unphysical, check_stability
@@ -21,7 +27,7 @@ from torchmdnet2.md import stability as replicas
 from torchmdnet2.md.guard import Bonds
 from torchmdnet2.md.integrators import HostEngine
 from torchmdnet2.md.options import MDOptions
-from torchmdnet2.md.stability import ReplicaBatch, ReplicaRun
+from torchmdnet2.md.stability import ReplicaBatch, ReplicaRun, run_replicas
 
 H2 = Atoms("H2", [[0, 0, 0], [0, 0, 0.74]])
 OH = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
@@ -218,6 +224,77 @@ def test_batches_of_limited_size(potential, bonded, monkeypatch):
         assert (one.seed, one.broken_at, one.mean_temperature) == (other.seed, other.broken_at, other.mean_temperature)
 
 
+@pytest.mark.parametrize(
+    ("temperatures", "devices", "sizes"),
+    [
+        (1, 1, [8, 3]), (1, 2, [4, 4, 2, 1]), (2, 2, [8, 3, 8, 3]), (2, 4, [4, 4, 2, 1] * 2),
+        (2, 3, [3, 3, 2, 1, 1, 1] * 2), (1, 16, [1] * 11),
+    ],
+)  # fmt: skip
+def test_batches_occupy_all_devices(temperatures, devices, sizes):
+    """And are no smaller: a step of a small batch takes nearly as long as one of a large batch."""
+    water, bonds = molecule("H2O"), Bonds(System.from_ase(H2))
+    runs = [
+        ReplicaRun(k, 0, H2 if k < 8 else water, bonds, MDOptions(1, 0.5, "nvt", 300.0 + t, replicas=11))
+        for t in range(temperatures)
+        for k in range(11)
+    ]
+    batches = replicas._batches(runs, devices)
+    assert [len(batch) for batch in batches] == sizes and [run for batch in batches for run in batch] == runs
+
+
+def test_two_processes_find_what_one_does(tmp_path, monkeypatch):
+    """Also replicas that break; the model is found where a process has another folder."""
+    save(tiny_potential(energy_scale=0.01), tmp_path / "tiny.tmn")
+    monkeypatch.chdir(tmp_path)
+    frames, found = [molecule("CH3OH"), molecule("H2O"), H2, molecule("H2O")], []
+    for devices in ("cpu", "cpu,cpu"):
+        console = Console(file=io.StringIO(), width=300)
+        arguments = {"temperatures": [1, 30000], "time": 0.02, "replicas": 7, "seed": 3}
+        report = check_stability("tiny.tmn", frames, devices=devices, console=console, **arguments)
+        found.append((report, console.file.getvalue().splitlines()))
+    (one, told), (two, told_too) = found
+    assert sorted(told) == sorted(told_too) and len(told) == len(one.runs) - len(survivors(one)) > 3
+    assert survivors(one) == survivors(two) and 0 < len(survivors(one))
+    for a, b in zip(one.runs, two.runs, strict=True):
+        assert (a.replica, a.frame, a.temperature, a.seed) == (b.replica, b.frame, b.temperature, b.seed)
+        assert (a.broken_at, a.transfers, len(a.frames)) == (b.broken_at, b.transfers, len(b.frames))
+        assert a.mean_temperature == pytest.approx(b.mean_temperature, rel=1e-6)
+        assert a.deviation == pytest.approx(b.deviation, abs=1e-6)
+        for x, y in zip(a.frames, b.frames, strict=True):
+            np.testing.assert_allclose(x.positions, y.positions, atol=1e-6)
+
+
+def test_the_status_has_a_part_for_each_temperature(potential):
+    runs = [
+        ReplicaRun(k, 0, H2, Bonds(System.from_ase(H2)), MDOptions(2000, 0.5, "nvt", t, replicas=4))
+        for t in (300.0, 600.0)
+        for k in range(4)
+    ]
+    status = replicas._Progress(None, [runs[:2], runs[2:4], runs[4:]])
+    assert str(status.__rich__()) == ""
+    replicas._record(status.reached, 0, 500, 2)
+    assert status.__rich__() == "300 K: 0.12 of 1 ps, 4 of 4 whole"
+    replicas._record(status.reached, 1, 1500, 1)
+    replicas._record(status.reached, 2, 0, 4)
+    assert status.__rich__() == "300 K: 0.50 of 1 ps, 3 of 4 whole; 600 K: 0.00 of 1 ps, 4 of 4 whole"
+    for number in (0, 1):
+        replicas._record(status.reached, number, 2000, 1)
+    assert status.__rich__() == "600 K: 0.00 of 1 ps, 4 of 4 whole"
+
+
+class Dying(ReplicaRun):
+    def potential(self, model):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_is_an_error_with_a_remedy():
+    options = MDOptions(10, 0.5, "nvt", 300.0, replicas=2)
+    runs = [Dying(k, 0, H2, Bonds(System.from_ase(H2)), options) for k in range(2)]
+    with pytest.raises(RuntimeError, match=r"ended from outside.*; take fewer replicas or fewer devices"):
+        run_replicas(runs, str, ["cpu", "cpu"], None)
+
+
 def test_a_seed_for_each_of_many_replicas():
     options = MDOptions(steps=1, temperature=300, seed=7, replicas=10**9)
     assert options.seeds[10**9 - 1] == 10**9 + 6  # not a list
@@ -254,7 +331,7 @@ def test_summary():
 
 
 def stability(capsys, *arguments):
-    code = main(["stability", *map(str, arguments), "--device", "cpu"])
+    code = main(["stability", *map(str, arguments), "--devices", "cpu"])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,7 @@ from ..potential.cells import coulomb_in_cells
 from ..potential.potential import SYMBOLS, Potential
 from ..potentials import find_model, is_name
 
-__all__ = ["ModelSource", "atomic_numbers", "device_of", "dtype_name", "dtype_of", "in_memory", "open_model"]
+__all__ = ["ModelSource", "Opening", "atomic_numbers", "device_of", "dtype_name", "dtype_of", "in_memory", "open_model"]
 
 
 def atomic_numbers(symbols: Iterable[str]) -> list[int]:
@@ -112,6 +113,18 @@ def open_model(
     source = ModelSource(path=path, sha256=read_header(path)["sha256"], level=level)
     name = None if torch_dtype is None else dtype_name(torch_dtype)
     return source.open(str(torch_device), name, allow_untrained_charge, coulomb), source
+
+
+class Opening(NamedTuple):
+    """Options with which a model is opened on several devices, as of `open_model`."""
+
+    dtype: torch.dtype | str | None
+    allow_untrained_charge: bool
+    coulomb: str | None
+    level: str | None
+
+    def open(self, model: str | os.PathLike | Potential, device: str = "cpu") -> Potential:
+        return open_model(model, device, *self)[0]
 
 
 def in_memory(potential: Potential) -> ModelSource:

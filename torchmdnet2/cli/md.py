@@ -11,6 +11,7 @@ from .common import (
     add_charges,
     add_coulomb,
     add_device,
+    add_devices,
     add_model,
     make_console,
     opening,
@@ -102,7 +103,7 @@ def add(command: Command) -> None:
     add_coulomb(check)
     add_charges(check)
     check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
-    add_device(check, dtype=None)
+    add_devices(check, dtype=None)
 
 
 def _md(options: argparse.Namespace) -> None:
@@ -246,6 +247,7 @@ def _stability(options: argparse.Namespace) -> int:
         options.timestep,
         options.friction,
         options.seed,
+        options.devices,
         charge=options.charge,
         spin=options.spin,
         console=console,

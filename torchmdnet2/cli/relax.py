@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import Command, add_allow_untrained_charge, add_coulomb, add_model, make_console, opening, output_file
+from .common import (
+    Command,
+    add_allow_untrained_charge,
+    add_coulomb,
+    add_devices,
+    add_model,
+    make_console,
+    opening,
+    output_file,
+)
 
 __all__ = ["add"]
 
@@ -22,12 +31,12 @@ def add(command: Command) -> None:
     relax.add_argument("--keep", type=int, metavar="N", help="largest number of conformers to keep (default: all)")
     relax.add_argument("--seed", type=int, help="seed of the conformers (default: 0)")
     relax.add_argument("--cell", action="store_true", help="also relax the cells, one structure at a time")
-    _add_devices(relax)
+    _add_run(relax)
     score = command("score", _score, "compute energies, forces, charges and novelty of many structures")
     _add_files(score)
     score.add_argument("--no-novelty", action="store_true", help="do not compute the novelty, which takes time")
     score.add_argument("--seed", type=int, help="seed of the conformers of SMILES (default: 0)")
-    _add_devices(score)
+    _add_run(score)
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +45,10 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", help=".sdf, .xyz, .csv or .h5; failures are listed beside it, in NAME.failed.txt")
 
 
-def _add_devices(parser: argparse.ArgumentParser) -> None:
-    meaning = "auto, all, or names such as cuda:0,cuda:1 or cpu,cpu, with a process for each (default: auto)"
-    parser.add_argument("--devices", default="auto", help=meaning)
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add_devices(parser, dtype=None)
     parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
     parser.add_argument("--report", action="store_true", help="also write a page with plots and pictures")
-    parser.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
     add_coulomb(parser)
     add_allow_untrained_charge(parser)
 

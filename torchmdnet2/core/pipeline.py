@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import uuid
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -35,6 +37,7 @@ __all__ = [
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
 _AHEAD = 2  # number of blocks that wait for each device
+_RESUME = "the results so far are written, and the same command continues from there"
 _Item = TypeVar("_Item")
 _Executor = TypeVar("_Executor", bound=Executor)
 Work = Callable[[Any], Any]
@@ -43,7 +46,8 @@ Work = Callable[[Any], Any]
 Setup = Callable[[str], Work]
 """Returns the function that computes blocks on a device. It is sent to each process and called there once."""
 
-_work: Work
+_work: Work  # of this process
+_busy = _stopped = False
 _jobs: dict[str, Work] = {}  # of the last runs on this worker of a cluster
 _JOBS = 2  # most of them
 _LOCK = threading.Lock()
@@ -91,24 +95,38 @@ def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
 
 
 @contextmanager
-def devices_pool(setup: Setup, devices: list[str], dask: str | Client | None = None) -> Iterator[Pool]:
+def devices_pool(
+    setup: Setup, devices: list[str], dask: str | Client | None = None, remedy: str = _RESUME, here: bool = False
+) -> Iterator[Pool]:
     """Yield a pool that computes blocks on devices.
 
     A thread of this process uses a single device. Each of several devices has a process; the processes share a queue,
-    so that a faster one computes more blocks.
+    so that a faster one computes more blocks. Warnings of a process are given in this one too.
 
     Args:
         setup: function that returns the function that computes blocks on a device.
         devices: a device for each process; the workers of a cluster all use the first one.
         dask: a cluster, by the address of its scheduler or a client. Blocks of a lost worker go to other workers.
+        remedy: what to do where the system ends a process, for the error.
+        here: let this thread use a single device, so that Ctrl-C ends a block that takes long.
 
     Raises:
         BadConfig: there is no scheduler at the address.
         MissingBackend: the package distributed is not installed.
         RuntimeError: the system ended a process, for example when memory was short, or a process could not start.
     """
-    with _executor(setup, devices) if dask is None else _cluster(setup, devices[0], dask) as pool:
-        yield pool
+    if dask is not None:
+        with _cluster(setup, devices[0], dask) as pool:
+            yield pool
+    elif len(devices) > 1:
+        with _processes(setup, devices, remedy) as pool:
+            yield pool
+    elif here:
+        yield Pool(partial(_done, setup(devices[0])), lambda: 1)
+    else:
+        with _ended(ThreadPoolExecutor(1)) as thread:
+            work = thread.submit(setup, devices[0])  # kept here: other runs of this process have threads too
+            yield Pool(lambda block: thread.submit(lambda: work.result()(block)), lambda: 1)
 
 
 @contextmanager
@@ -132,8 +150,8 @@ def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Poo
         for _ in range(count):  # processes are started when there is something to do
             executor.submit(int)
 
-        def submit(work: Work, quick: bool, block: Any) -> Future[Any]:
-            return executor.submit(work, block) if begun.is_set() or not quick else _done(work, block)
+        def submit(work: Work, quick: bool, block: Any) -> Future[Any] | _Told:
+            return _Told(executor.submit(_told, work, block)) if begun.is_set() or not quick else _done(work, block)
 
         yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
 
@@ -213,39 +231,40 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 
 
 @contextmanager
-def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
-    """Yield the pool of this host's devices."""
-    if len(devices) == 1:
-        with _ended(ThreadPoolExecutor(1)) as thread:
-            work = thread.submit(setup, devices[0])  # kept here: other runs of this process have threads too
-            yield Pool(lambda block: thread.submit(lambda: work.result()(block)), lambda: 1)
-        return
+def _processes(setup: Setup, devices: list[str], remedy: str) -> Iterator[Pool]:
+    """Yield the pool of several devices of this host."""
     if not may_have_children():
         raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
     context = _context(getattr(setup, "func", setup).__module__)
-    queue = context.SimpleQueue()
+    queue, begun = context.SimpleQueue(), context.Event()
     for device in devices:
         queue.put(device)
-    executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
-    with _ended(executor), _in_words(queue.empty):
-        yield Pool(lambda block: executor.submit(_run, block), lambda: len(devices))
+    executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue, begun))
+    with _ended(executor), _in_words(begun.is_set, remedy):
+        yield Pool(lambda block: _Told(executor.submit(_run, block)), lambda: len(devices))
 
 
 @contextmanager
 def _ended(executor: _Executor) -> Iterator[_Executor]:
-    """End an executor with the block; after an error in it, what waits is not computed."""
+    """End an executor with the block; after an error in it, what waits is not computed, nor finished in processes."""
     try:
         yield executor
+    except BaseException:
+        for process in list(getattr(executor, "_processes", None) or ()):
+            with suppress(OSError):  # it has ended
+                os.kill(process, signal.SIGINT)
+        raise
     finally:
         executor.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _in_words(begun: Callable[[], bool]) -> Iterator[None]:
+def _in_words(begun: Callable[[], bool], remedy: str = _RESUME) -> Iterator[None]:
     """Turn the end of a process into an error with the reason and the remedy.
 
     Args:
         begun: function that returns whether a process has started to work.
+        remedy: what to do where one was ended later.
     """
     try:
         yield
@@ -256,27 +275,29 @@ def _in_words(begun: Callable[[], bool]) -> Iterator[None]:
                 "work under `if __name__ == '__main__':`"
             ) from None
         raise RuntimeError(
-            "a process was ended from outside, as the system does when memory is short; the results so far are "
-            "written, and the same command continues from there"
+            f"a process was ended from outside, as the system does when memory is short; {remedy}"
         ) from None
 
 
-def _begin(setup: Setup, device: str) -> None:
+def _begin_process(setup: Setup, queue: Any, begun: Event) -> None:
     global _work
-    _work = setup(device)
+    _begin_helper(begun)
+    try:
+        _work = setup(queue.get())
+    except Exception as error:
+        _work = partial(_refuse, error)
 
 
-def _begin_process(setup: Setup, queue: Any) -> None:
-    _begin_helper()
-    _begin(setup, queue.get())
+def _refuse(error: Exception, block: Any) -> None:
+    """Raise the error of a setup, where a result is requested."""
+    raise error
 
 
-def _begin_helper(begun: Event | None = None) -> None:
+def _begin_helper(begun: Event) -> None:
     import torch
 
-    if begun is not None:
-        begun.set()
-
+    signal.signal(signal.SIGINT, _interrupt)
+    begun.set()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)  # each process has one core
 
@@ -289,8 +310,43 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(block: Any) -> Any:
-    return _work(block)
+def _run(block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]:
+    return _told(_work, block)
+
+
+def _interrupt(*_: Any) -> None:
+    """Compute no more blocks."""
+    global _stopped
+    _stopped = True
+    if _busy:
+        raise KeyboardInterrupt
+
+
+def _told(work: Work, block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]:
+    """Return the result of a block, and warnings."""
+    global _busy
+    _busy = True
+    try:
+        if _stopped:
+            raise KeyboardInterrupt
+        with warnings.catch_warnings(record=True) as caught:
+            found = work(block)
+    finally:
+        _busy = False
+    return found, [(str(one.message), one.category) for one in caught]
+
+
+class _Told:
+    """The future of what `_told` returns in another process; warnings are given with the result."""
+
+    def __init__(self, future: Future[Any]):
+        self._future, self.done, self.cancel, self.cancelled = future, future.done, future.cancel, future.cancelled
+
+    def result(self) -> Any:
+        found, told = self._future.result()
+        for words, category in told:
+            warnings.warn(words, category, stacklevel=2)
+        return found
 
 
 class Journal:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +31,7 @@ from ..md.guard import Bonds, Unphysical
 from ..md.integrators import State
 from ..md.options import MDOptions
 from ..md.output import TableRow
-from ..md.stability import ReplicaBatch, ReplicaProgress, ReplicaRun, alike, checked_start
+from ..md.stability import ReplicaRun, alike, checked_start, run_replicas
 from ..potential.potential import Potential
 from ..potentials import find_model
 from ..system import System
@@ -89,15 +90,20 @@ class _Sampled(ReplicaRun):
         self, number: int, index: int, start: Atoms, bonds: Bonds, options: MDOptions, member: int, interval: int
     ):
         super().__init__(number, index, start, bonds, options)
+        self._given += member, interval
+        self.kind += (member,)
         self.member, self.interval = member, interval
         self.kept: dict[int, NDArray[np.float64]] = {}
+
+    def potential(self, model: Ensemble) -> Potential:
+        return model.members[self.member]
 
     def look(self, state: State, row: TableRow | None = None) -> None:
         super().look(state, row)
         if self.result.whole and state.step % self.interval == 0:
             self.kept[state.step] = state.pos.numpy().copy()
 
-    def trajectory(self, committee: Ensemble) -> Trajectory:
+    def outcome(self, model: Ensemble) -> Trajectory:
         """Return its frames, with the last ones before it broke, and the spread of the committee in each."""
         result, ps = self.result, 1e-3 * self.options.timestep
         frames = dict(self.kept)
@@ -115,12 +121,13 @@ class _Sampled(ReplicaRun):
             time=np.array(steps) * ps,
             pos=pos,
             regular=np.array([step in self.kept for step in steps], dtype=bool),
-            spread=force_spread(committee, self.system, pos),
+            spread=force_spread(model, self.system, pos),
         )
 
 
 def explore(
-    committee: Ensemble,
+    opening: Callable[[str], Ensemble],
+    devices: Sequence[str],
     starts: Sequence[Atoms],
     temperature: float,
     config: DynamicsConfig,
@@ -130,7 +137,8 @@ def explore(
     """Run Langevin dynamics of all replicas at one temperature, as `check_stability` does.
 
     Args:
-        committee: the models; replica k runs with member k modulo their number.
+        opening: function that returns the models on a device; replica k runs with member k modulo their number.
+        devices: names of devices, which share the replicas; each of several has a process.
         starts: structures from which starts are chosen evenly; the reference length of a bond is its mean over them.
         temperature: temperature in K.
         config: the section `dynamics`.
@@ -140,8 +148,9 @@ def explore(
     Raises:
         UnknownElement, UntrainedCharge: the models do not know an element or the charge of a start.
         Unphysical: atoms overlap in a start.
+        RuntimeError: the system ended a process.
     """
-    members = committee.members
+    members = opening("cpu").members
     steps = round(1000 * config.time / config.timestep)
     options = MDOptions(steps, config.timestep, "nvt", temperature, config.friction, seed, config.replicas)
     chosen = _chosen(starts, config)
@@ -149,15 +158,12 @@ def explore(
     bonds = {k: Bonds(System.from_ase(atoms), alike(atoms, starts)) for k, atoms in checked.items()}
     look = ReplicaRun(0, 0, checked[0], copy.copy(bonds[0]), replace(options, replicas=1)).every
     interval = max(1, round(1000 * config.every / config.timestep / look)) * look
-    groups: dict[tuple, list[_Sampled]] = {}
-    for k, index in enumerate(chosen):
-        run = _Sampled(k, index, checked[index], copy.copy(bonds[index]), options, k % len(members), interval)
-        groups.setdefault((run.member, *run.kind), []).append(run)
-    everyone = sorted((run for group in groups.values() for run in group), key=lambda run: run.result.replica)
-    with torch.inference_mode(False), ReplicaProgress(console, options, everyone) as progress:
-        for (member, *_), group in groups.items():
-            ReplicaBatch(members[member], list(group), progress.update).run()
-    return [run.trajectory(committee) for run in everyone]
+    runs = [
+        _Sampled(k, index, checked[index], copy.copy(bonds[index]), options, k % len(members), interval)
+        for k, index in enumerate(chosen)
+    ]
+    with torch.inference_mode(False):
+        return run_replicas(runs, opening, devices, console)
 
 
 def _chosen(starts: Sequence[Atoms], config: DynamicsConfig) -> list[int]:
@@ -532,8 +538,9 @@ class _Loop:
             for temperature in config.temperatures:
                 path = self._of(number) / f"dynamics_{temperature:g}K.npz"
                 if not path.is_file():
-                    committee = self._committee(number)
-                    found = explore(committee, self.starts, temperature, config, seed, self.log.console)
+                    committee = partial(Ensemble.load, (self._of(number) / "ensemble.json").resolve())
+                    device = str(device_of(self._training(0, 0).training.device))
+                    found = explore(committee, [device], self.starts, temperature, config, seed, self.log.console)
                     write_trajectories(path, found)
                 runs += read_trajectories(path)
         return runs

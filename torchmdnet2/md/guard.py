@@ -344,7 +344,7 @@ class _Bond(NamedTuple):
 
 
 class Bonds:
-    """The bonds of a structure, to notice when one breaks or forms.
+    """The bonds of a structure, to notice when one breaks or forms. All are arrays, which other processes get quickly.
 
     Args:
         start: one structure, on the CPU. Its bonds are watched, in periodic structures between fixed images of the
@@ -361,11 +361,10 @@ class Bonds:
     """
 
     def __init__(self, start: System, frames: Sequence[Atoms] = ()):
-        self.system = start
-        self._z = start.z.numpy()
-        self._cell, self._periodic = start.cell[0].numpy(), bool(start.pbc.any())
+        self._z, self._cell, self._pbc = start.z.numpy(), start.cell[0].numpy(), start.pbc[0].numpy()
+        self._periodic = bool(self._pbc.any())
         self._radii = np.where(np.isin(self._z, NONMETALS), covalent_radii[self._z], 0.0)
-        self.pairs, self.shift, self.usual = self._within(start, np.arange(len(self._z)), BONDED)
+        self.pairs, self.shift, self.usual = self._within(start.pos.numpy(), np.arange(len(self._z)), BONDED)
         self._heavy = np.flatnonzero((self._radii > 0) & (self._z > 1))
         self.deviation, self.transfers = 0.0, 0
         self._apart = self._pairs_apart()
@@ -419,17 +418,17 @@ class Bonds:
         self.usual = np.where(count > 0, total / np.maximum(count, 1), self.usual)
 
     def _within(
-        self, system: System, among: NDArray[np.int64], part: float
+        self, x: NDArray[np.float64], among: NDArray[np.int64], part: float
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Return pairs [P, 2], their shifts [P, 3] and distances [P], below that part of the sum of the radii."""
         radii = self._radii[among]
         cutoff = 2 * part * float(radii.max(initial=0.0))
         if not cutoff:
             return np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64), np.zeros(0)
-        own = torch.as_tensor(among)
-        found = system.replace(z=system.z[own], pos=system.pos[own], batch=system.batch[own])
-        edges = neighbor_list(found, cutoff, half=True)
-        d = edges.distances(found).numpy()
+        z, pos, cell, pbc = map(torch.from_numpy, (self._z[among], x[among], self._cell, self._pbc))
+        system = System(z=z, pos=pos, cell=cell, pbc=pbc)
+        edges = neighbor_list(system, cutoff, half=True)
+        d = edges.distances(system).numpy()
         i, j = edges.edge_index.numpy()
         near = (d < part * (radii[i] + radii[j])) & (radii[i] > 0) & (radii[j] > 0)
         return among[np.stack([i, j], 1)[near]], edges.shift.numpy()[near], d[near]
@@ -456,7 +455,7 @@ class Bonds:
     def _refuse_new(self, x: NDArray[np.float64]) -> None:
         """Refuse new bonds: atoms nearer than the sum of their radii that were not bonded. Hydrogen is left out: it
         loses the old bond when it forms a new one, and may be near to both atoms meanwhile."""
-        pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), self._heavy, 1.0)
+        pairs, shift, d = self._within(x, self._heavy, 1.0)
         known = self._keys()
         for p, s, distance in zip(pairs.tolist(), shift.tolist(), d, strict=True):
             if (*p, *s) not in known:
@@ -472,7 +471,7 @@ class Bonds:
         protons = np.where(z[protic, 0] == 1, *self.pairs[protic].T)
         among = np.union1d(np.flatnonzero(np.isin(self._z, ACCEPTORS)), protons)
         reach = 1 + DEVIATION / (covalent_radii[1] + covalent_radii[list(ACCEPTORS)].min())
-        pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), among, reach)
+        pairs, shift, d = self._within(x, among, reach)
         sums = self._radii[pairs].sum(1)
         held = (d < sums + DEVIATION) & ((self._z[pairs] == 1).sum(1) == 1)
         near: dict[int, list[tuple[float, _Bond]]] = {}

@@ -8,18 +8,21 @@ import json
 import math
 import os
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from statistics import fmean
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..adapters.model import open_model
+from ..adapters.model import Opening, open_model
+from ..core.devices import devices_of
 from ..core.files import atomic_write, keep_old
+from ..core.pipeline import blocks_of, devices_pool, in_order
 from ..errors import BadConfig, BadData
 from ..potential.cells import require_cells
 from ..potential.novelty import LARGEST, Watch
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "ReplicaBatch", "ReplicaOutcome", "ReplicaProgress", "ReplicaRun", "StabilityReport", "Summary", "alike",
-    "check_stability", "checked_start",
+    "ReplicaBatch", "ReplicaOutcome", "ReplicaRun", "StabilityReport", "Summary", "alike", "check_stability",
+    "checked_start", "run_replicas",
 ]  # fmt: skip
 
 
@@ -220,6 +223,8 @@ _NOT_FINITE = "energy or forces are not finite"
 class ReplicaRun:
     """Follows one replica: its checks, its last states and its outcome.
 
+    Other processes get it as it was before it ran.
+
     Args:
         number: k.
         index: of its frame in the file.
@@ -229,16 +234,24 @@ class ReplicaRun:
     """
 
     def __init__(self, number: int, index: int, start: Atoms, bonds: Bonds, options: MDOptions):
+        self._given: tuple[Any, ...] = number, index, start, bonds, options
         self.start, self.bonds, self.options, self.seed = start, bonds, options, options.seeds[number]
         self.system, self.atoms = System.from_ase(start), atom_constants(start, replace(options, replicas=1))
         limits = Limits.for_temperature(options.target_temperature)
         self.guard = Guard(self.system, self.atoms, options.timestep, limits)
-        self.kind = (len(start), self.atoms.dof, *map(bool, start.pbc))
+        self.kind: tuple[Any, ...] = options.target_temperature, len(start), self.atoms.dof, *map(bool, start.pbc)
         self.result = ReplicaOutcome(number, index, start.get_chemical_formula(), options.target_temperature, self.seed)
         self.every = max(1, round(_LOOK_FS / options.timestep))
         self._last: deque[State] = deque(maxlen=_KEPT)
         self._temperatures: list[float] = []
         self._conserved: float | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given  # PyTorch would share the memory of each tensor by a file descriptor
+
+    def potential(self, model: Any) -> Potential:
+        """Return the potential that moves it, of what was opened for the device."""
+        return model
 
     def look(self, state: State, row: TableRow | None = None) -> None:
         """Check a finite state of this replica; if it is broken, record the reason.
@@ -283,10 +296,15 @@ class ReplicaRun:
             )  # fmt: skip
             result.frames.append(frame)
 
-    def finish(self) -> None:
-        """Complete the outcome at the end of the run."""
+    def outcome(self, model: Any) -> Any:
+        """Return what is found at the end of the run.
+
+        Args:
+            model: what was opened for the device.
+        """
         if self._temperatures:
             self.result.mean_temperature = fmean(self._temperatures)
+        return self.result
 
 
 class ReplicaBatch:
@@ -489,7 +507,7 @@ def check_stability(
     timestep: float = 0.5,
     friction: float | None = None,
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    devices: str | Sequence[str] = "auto",
     dtype: torch.dtype | str | None = None,
     charge: int | None = None,
     spin: int | None = None,
@@ -509,15 +527,16 @@ def check_stability(
     Args:
         model: path of a .tmn file, name of a potential, or a Potential.
         frames: start structures are taken from them at even intervals. They need not have the same composition:
-            replicas of equally many atoms run together, in batches of up to 100,000 atoms. Batches run one after
-            another. Labels are not used.
-        temperatures: K; one after another, from the same starts and seeds.
+            replicas of equally many atoms run together, in batches of up to 100,000 atoms, which the devices share.
+            Labels are not used.
+        temperatures: K; from the same starts and seeds.
         time: ps.
         replicas: at each temperature. With more of them than frames, several begin from the same one.
         timestep: fs.
         friction: 1/ps; None means 1.
         seed: replica k has seed + k.
-        device: where everything runs.
+        devices: "auto" (the first GPU, else the CPU), "all", or names ("cuda:0,cuda:1", "cpu,cpu"); each of several has
+            a process, which computes some of the replicas.
         dtype: floating-point type of the network.
         charge: total charge in e of frames that state none; those that state another are an error.
         spin: multiplicity of frames, likewise.
@@ -529,8 +548,9 @@ def check_stability(
         level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
-        BadConfig: a number is out of range.
+        BadConfig: a number is out of range, or `devices` is not valid.
         BadData: there are no frames.
+        RuntimeError: the system ended a process, for example when memory was short.
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
         Unphysical: atoms overlap in a frame.
         ValueError: a frame is not valid.
@@ -540,29 +560,21 @@ def check_stability(
         raise BadConfig("temperatures: give at least one")
     if not frames:
         raise BadData("there are no frames to start from")
+    names, opening = devices_of(devices), Opening(dtype, allow_untrained_charge, coulomb, level)
     with torch.inference_mode(False):
-        potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
+        potential, source = open_model(model, "cpu", *opening)
         require_cells(coulomb, [frame.pbc for frame in frames])
         chosen = [k * len(frames) // replicas for k in range(replicas)]
         called = range(len(frames)) if numbers is None else numbers
         starts = {k: checked_start(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}
         bonds = {index: Bonds(System.from_ase(start), alike(start, frames)) for index, start in starts.items()}
-        found, watch = [], Watch()
-        for options in plan:
-            groups: dict[tuple, list[ReplicaRun]] = {}
-            for k, index in enumerate(chosen):
-                run = ReplicaRun(k, called[index], starts[index], copy.copy(bonds[index]), options)
-                groups.setdefault(run.kind, []).append(run)
-            everyone = [run for group in groups.values() for run in group]
-            with ReplicaProgress(console, options, everyone) as progress:
-                for group in groups.values():
-                    together = max(1, _LARGEST_BATCH // len(group[0].start))
-                    for first in range(0, len(group), together):
-                        watch.restart()
-                        ReplicaBatch(potential, group[first : first + together], progress.update, watch).run()
-            for run in everyone:
-                run.finish()
-            found += sorted((run.result for run in everyone), key=lambda result: result.replica)
+        runs = [
+            ReplicaRun(k, called[index], starts[index], copy.copy(bonds[index]), options)
+            for options in plan
+            for k, index in enumerate(chosen)
+        ]
+        place: Any = model if source is None else source.path  # which other processes find, too
+        found = run_replicas(runs, partial(opening.open, place), names, console)
     return StabilityReport(found, plan[0].steps * timestep * 1e-3)
 
 
@@ -594,43 +606,141 @@ def alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
     return [f for f in some if len(f) == len(start) and (f.numbers == start.numbers).all()]
 
 
-class ReplicaProgress:
-    """Reports replicas when they break and, in a terminal, the progress of the run.
+# --- Batches of replicas on devices ---
+
+
+def run_replicas(
+    runs: Sequence[ReplicaRun], opening: Callable[[str], Any], devices: Sequence[str], console: Console | None
+) -> list[Any]:
+    """Run replicas in batches, which are handed out to one process for each device.
+
+    Args:
+        runs: the replicas. They stay as they are where other processes run them.
+        opening: function that opens what `ReplicaRun.potential` and `outcome` take, on a device.
+        devices: as from `devices_of`.
+        console: where replicas are reported when they break (with several devices when their batch ends), and in a
+            terminal the progress; None prints nothing.
+
+    Returns:
+        `outcome` of each replica, in order.
+
+    Raises:
+        RuntimeError: the system ended a process.
+    """
+    batches = _batches(runs, len(devices))
+    progress, found = _Progress(console, batches), dict[int, Any]()
+    record = progress.update if len(devices) == 1 else partial(_record, progress.reached)
+    remedy = "take fewer replicas or fewer devices"
+    setup = partial(_Replicas, batches, opening, record)
+    with progress, devices_pool(setup, [*devices], remedy=remedy, here=True) as pool:
+        for batch, outcomes in zip(batches, in_order(range(len(batches)), pool), strict=True):
+            progress.report(outcomes)
+            found.update(zip(map(id, batch), outcomes, strict=True))
+    return [found[id(run)] for run in runs]
+
+
+def _batches(runs: Sequence[ReplicaRun], devices: int) -> list[list[ReplicaRun]]:
+    """Return the largest batches of replicas that can run together and give all devices equal work.
+
+    A step of few atoms takes nearly as long as one of twice as many. So what must run apart, as temperatures, is not
+    divided further where it is a multiple of the devices.
+    """
+    groups: dict[tuple, list[ReplicaRun]] = {}
+    for run in runs:
+        groups.setdefault(run.kind, []).append(run)
+    similar = Counter(len(group[0].start) for group in groups.values())
+    batches: list[list[ReplicaRun]] = []
+    for group in groups.values():
+        n = len(group[0].start)
+        parts = devices // math.gcd(devices, similar[n])
+        batches += blocks_of(group, min(max(1, _LARGEST_BATCH // n), math.ceil(len(group) / parts)))
+    return batches
+
+
+class _Replicas:
+    """Runs batches of replicas on a device.
+
+    Args:
+        batches: all batches.
+        opening: as for `run_replicas`.
+        record: function that is called with the number of a batch, its step and its number of whole replicas.
+        device: the device.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[Sequence[ReplicaRun]],
+        opening: Callable[[str], Any],
+        record: Callable[[int, int, int], None],
+        device: str,
+    ):
+        self.batches, self.record, self.model, self.watch = batches, record, opening(device), Watch()
+
+    def __call__(self, number: int) -> list[Any]:
+        """Return the outcomes of a batch."""
+        runs = self.batches[number]
+
+        def progress(step: int) -> None:
+            self.record(number, step, sum(run.result.whole for run in runs))
+
+        self.watch.restart()
+        ReplicaBatch(runs[0].potential(self.model), [*runs], progress, self.watch).run()
+        progress(runs[0].options.steps)
+        return [run.outcome(self.model) for run in runs]
+
+
+def _record(reached: Any, number: int, step: int, whole: int) -> None:
+    reached[2 * number : 2 * number + 2] = [step, whole]
+
+
+class _Progress:
+    """Reports replicas that broke and, in a terminal, how far the runs are.
 
     Args:
         console: where to print; None prints nothing.
-        options: of the run.
-        runs: all at this temperature.
+        batches: all replicas, as they run together.
     """
 
-    def __init__(self, console: Console | None, options: MDOptions, runs: Sequence[ReplicaRun]):
-        self.options, self.runs, self._console = options, runs, console
-        self._status = None if console is None else console.status("")
-        self._reported: set[int] = set()
+    def __init__(self, console: Console | None, batches: Sequence[Sequence[ReplicaRun]]):
+        self._console, self._batches = console, batches
+        self.reached = RawArray("q", [number for batch in batches for number in (-1, len(batch))])  # as `_record` does
+        self._status = None if console is None else console.status(self)
+        self._reported: set[tuple[float, int]] = set()
 
-    def __enter__(self) -> ReplicaProgress:
+    def __enter__(self) -> None:
         if self._status is not None:
             self._status.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
 
-    def update(self, step: int) -> None:
-        """Report a step of a batch."""
-        if self._console is None or self._status is None:
-            return
-        results, ps = [run.result for run in self.runs], self.options.timestep * 1e-3
-        for result in results:
-            if result.broken_at is not None and result.replica not in self._reported:
-                self._reported.add(result.replica)
+    def update(self, number: int, step: int, whole: int) -> None:
+        """Record a step of a batch of this process, and report replicas that broke at it."""
+        _record(self.reached, number, step, whole)
+        self.report([run.result for run in self._batches[number]])
+
+    def report(self, outcomes: Iterable[Any]) -> None:
+        """Print a line for each replica that has broken, once."""
+        for result in outcomes:
+            name = result.temperature, result.replica
+            if self._console is not None and not result.whole and name not in self._reported:
+                self._reported.add(name)
                 words = f"{result.temperature:g} K, replica {result.replica}: broken at {result.broken_at:.3f} ps: "
                 self._console.print(words + result.reason, highlight=False, soft_wrap=True, markup=False)
-        whole = sum(result.whole for result in results)
-        self._status.update(
-            f"{self.options.target_temperature:g} K: {step * ps:.2f} of {self.options.steps * ps:g} ps, "
-            f"{whole} of {len(results)} whole"
-        )
+
+    def __rich__(self) -> str:
+        """Return the temperatures that are under way, for a status that is drawn again and again."""
+        under_way: dict[MDOptions, list[tuple[int, int, int]]] = {}
+        for batch, step, whole in zip(self._batches, self.reached[::2], self.reached[1::2], strict=True):
+            under_way.setdefault(batch[0].options, []).append((len(batch), step, whole))
+        words = []
+        for options, rows in under_way.items():
+            count, ps = sum(size for size, *_ in rows), options.timestep * 1e-3
+            if any(step >= 0 for _, step, _ in rows) and any(step < options.steps for _, step, _ in rows):
+                mean = sum(size * max(0, step) for size, step, _ in rows) / count
+                words.append(
+                    f"{options.target_temperature:g} K: {mean * ps:.2f} of {options.steps * ps:g} ps, "
+                    f"{sum(whole for *_, whole in rows)} of {count} whole"
+                )
+        return "; ".join(words)

@@ -15,11 +15,11 @@ from functools import partial
 from itertools import islice
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from ..adapters.model import open_model
+from ..adapters.model import Opening
 from ..core.devices import devices_of, usable_cores
 from ..core.files import claimed, load_h5py
 from ..core.pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order, may_have_children
@@ -239,25 +239,13 @@ def _members(model: Model) -> list[str | Potential]:
     return [model] if isinstance(model, Potential) else [member for each in model for member in _members(each)]
 
 
-class Opening(NamedTuple):
-    """Options with which models are opened; arguments of `relax`."""
-
-    dtype: torch.dtype | str | None
-    allow_untrained_charge: bool
-    coulomb: str | None
-    level: str | None
-
-    def __call__(self, model: str | Potential, device: str = "cpu") -> Potential:
-        return open_model(model, device, *self)[0]
-
-
 def _checked(models: Sequence[str | Potential], opening: Opening) -> str:
     """Open the models before files are written and processes are started, so that errors come at once.
 
     Returns:
         The remedy where atoms are nearer than any bond; "" if the models repel them.
     """
-    return remedy_of_close_atoms([opening(model) for model in models])
+    return remedy_of_close_atoms([opening.open(model) for model in models])
 
 
 def _worker(
@@ -268,7 +256,7 @@ def _worker(
     device: str,
 ) -> Any:
     (device,) = devices_of(device)
-    first, *others = (opening(model, device) for model in models)
+    first, *others = (opening.open(model, device) for model in models)
     return kind(first, options, others)
 
 
