@@ -50,9 +50,9 @@ LOOK = loop.explore
 
 def explore_brittle(*arguments):
     """The first replica counts as broken after its last frame."""
-    runs = LOOK(*arguments)
-    runs[0].broken_at, runs[0].reason = float(runs[0].time[-1]) + 0.01, "for the test"
-    return runs
+    for runs in LOOK(*arguments):
+        runs[0].broken_at, runs[0].reason = float(runs[0].time[-1]) + 0.01, "for the test"
+        yield runs
 
 
 @pytest.fixture
@@ -288,11 +288,11 @@ def test_nothing_left_to_select(raw_learn, monkeypatch):
     """A replica that broke at once, at a start that is labelled, gives no frame."""
 
     def explore(*arguments):
-        runs = LOOK(*arguments)
-        for run in runs:
-            run.broken_at, run.reason = 0.0, "for the test"
-            run.time, run.pos, run.regular, run.spread = run.time[:1], run.pos[:1], run.regular[:1], run.spread[:1]
-        return runs
+        for runs in LOOK(*arguments):
+            for run in runs:
+                run.broken_at, run.reason = 0.0, "for the test"
+                run.time, run.pos, run.regular, run.spread = run.time[:1], run.pos[:1], run.regular[:1], run.spread[:1]
+            yield runs
 
     monkeypatch.setattr(loop, "explore", explore)
     result = run_learning(parse_learn_config(raw_learn))
@@ -459,6 +459,30 @@ def test_interrupted_in_several_phases_and_resumed_to_the_same_bits(finished, br
     assert run_learning(config, "auto").rounds == whole.rounds
     expected = fingerprints(whole.ensemble.parent)
     assert len(expected) > 20 and fingerprints(tmp_path / "parts") == expected
+
+
+def test_two_devices_end_with_the_same_bits(finished, brittle, tmp_path):
+    raw, whole, _ = finished
+    raw = changed(raw, output__folder=str(tmp_path / "two"), devices="cpu,cpu")
+    with pytest.raises(BadConfig, match=r"train.training.device: has no effect: `devices` is given"):
+        parse_learn_config(raw)
+    del raw["train"]["training"]["device"]
+    assert run_learning(parse_learn_config(raw)).rounds == whole.rounds
+    assert fingerprints(tmp_path / "two") == fingerprints(whole.ensemble.parent)
+
+
+def test_errors_of_a_training_in_a_process_are_told(raw_learn, monkeypatch, tmp_path):
+    del raw_learn["train"]["training"]["device"]
+    config = parse_learn_config(changed(raw_learn, devices="cpu,cpu"))
+    check = loop._Loop._divide
+
+    def damaged(self, number, new):
+        check(self, number, new)
+        (self._of(number) / loop.TRAIN).write_text("3\nno frame\n")
+
+    monkeypatch.setattr(loop._Loop, "_divide", damaged)
+    with pytest.raises(BadData, match=r"train\.xyz"):
+        run_learning(config)
 
 
 @pytest.mark.long

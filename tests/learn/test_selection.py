@@ -126,7 +126,7 @@ def test_replicas_run_with_the_members_in_turn(committee):
     assert 6 in ELEMENTS
     water = Atoms("OHH", [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
     config = DynamicsConfig(temperatures=[50.0], time=0.03, replicas=3, every=0.01)
-    runs = explore(lambda device: committee, ["cpu"], [ethanol(), water], 50.0, config, seed=5)
+    (runs,) = explore(lambda device: committee, ["cpu"], [ethanol(), water], [50.0], config, seed=5)
     assert [(run.replica, run.member, run.start) for run in runs] == [(0, 0, 0), (1, 1, 0), (2, 0, 1)]
     assert [run.pos.shape[1] for run in runs] == [9, 9, 3]
     alone = check_stability(committee.members[1], [ethanol()], [50.0], time=0.03, replicas=1, seed=6)

@@ -292,7 +292,7 @@ def test_a_process_that_is_killed_is_an_error_with_a_remedy():
     options = MDOptions(10, 0.5, "nvt", 300.0, replicas=2)
     runs = [Dying(k, 0, H2, Bonds(System.from_ase(H2)), options) for k in range(2)]
     with pytest.raises(RuntimeError, match=r"ended from outside.*; take fewer replicas or fewer devices"):
-        run_replicas(runs, str, ["cpu", "cpu"], None)
+        list(run_replicas(runs, str, ["cpu", "cpu"], None))
 
 
 def test_a_seed_for_each_of_many_replicas():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
 from ..core.devices import ProcessLock
+from ..core.pipeline import blocks_of
 from ..core.stated import cell_of, charge_and_spin, whole_number
 from ..ensemble import Ensemble, read_ensemble
 from ..evaluator import Evaluator, Precision
@@ -354,8 +354,8 @@ class TorchMDNet2Calculator(Calculator):
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        left, first = iter(frames), 0
-        while batch := list(islice(left, batch_size)):
+        first = 0
+        for batch in blocks_of(frames, batch_size):
             with self._lock:
                 try:
                     found = list(self._evaluate.batch([self._structure(atoms) for atoms in batch], stress))

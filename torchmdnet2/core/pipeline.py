@@ -324,13 +324,16 @@ def _interrupt(*_: Any) -> None:
 
 def _told(work: Work, block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]:
     """Return the result of a block, and warnings."""
-    global _busy
+    global _busy, _stopped
     _busy = True
     try:
         if _stopped:
             raise KeyboardInterrupt
         with warnings.catch_warnings(record=True) as caught:
             found = work(block)
+    except KeyboardInterrupt:  # also of work that takes signals itself
+        _stopped = True
+        raise
     finally:
         _busy = False
     return found, [(str(one.message), one.category) for one in caught]

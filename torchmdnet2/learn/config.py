@@ -151,6 +151,11 @@ class LearnConfig(Section):
     )
     stop: StopConfig = Field(default_factory=StopConfig)
     members: Annotated[int, Field(ge=2)] = Field(default=3, description="models of the committee")
+    devices: str | None = Field(
+        default=None,
+        description="devices that share trainings and dynamics, with a process for each: all, or names such as "
+        "cuda:0,cuda:1 or cpu,cpu; null: the device of train.training",
+    )
     validation: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.1, description="fraction of the frames that is not trained on and chooses the best epoch"
     )
@@ -199,6 +204,10 @@ class LearnConfig(Section):
             **({} if first else self.refine),
             "seed": seed,
         }
+        if self.devices is not None:
+            first_one, _, others = self.devices.partition(",")
+            kind = first_one.partition(":")[0] if others else first_one
+            raw["training"]["device"] = "auto" if kind == "all" else kind
         raw["data"] = dict(data)
         raw["output"] = {"folder": str(folder), "report": False, "licence": self.licence}
         return parse_config(raw, "train" if first else "refine")
@@ -258,6 +267,8 @@ def _check_training(config: LearnConfig) -> None:
     for name, section in (("train.training", training), ("refine", config.refine)):
         if isinstance(section, Mapping) and "seed" in section:
             raise BadConfig(f"{name}.seed: set `seed` instead; each training gets a seed that is derived from it")
+    if config.devices is not None and "device" in {**training, **config.refine}:
+        raise BadConfig("train.training.device: has no effect: `devices` is given, too; leave one of them out")
     data = {"train": "train.xyz"}
     config.training(True, data, Path("."), 0)
     plain = {**config.train, "training": {**training, **config.refine}}
@@ -297,7 +308,7 @@ def default_learn_yaml() -> str:
             lines += [yaml_line("  # name: random", "to compare with; has no other keys"), ""]
         else:
             default: Any = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
-            value = default if isinstance(default, int | float | str) else "{}"
+            value = "null" if default is None else default if isinstance(default, int | float | str) else "{}"
             lines.append(yaml_line(f"{name}: {value}", field.description))
     lines += ["", "# Arguments of labels.labeller by its name:"]
     for name in LABELLERS:

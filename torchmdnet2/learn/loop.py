@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,9 @@ import yaml
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ..core.devices import devices_of
 from ..core.files import atomic_write, old_name
+from ..core.pipeline import devices_pool, in_order
 from ..data.cache import file_facts
 from ..ensemble import Ensemble, write_ensemble
 from ..errors import BadConfig, BadData, UnknownElement, UntrainedCharge
@@ -129,21 +131,24 @@ def explore(
     opening: Callable[[str], Ensemble],
     devices: Sequence[str],
     starts: Sequence[Atoms],
-    temperature: float,
+    temperatures: Sequence[float],
     config: DynamicsConfig,
     seed: int,
     console: Console | None = None,
-) -> list[Trajectory]:
-    """Run Langevin dynamics of all replicas at one temperature, as `check_stability` does.
+) -> Iterator[list[Trajectory]]:
+    """Run Langevin dynamics of all replicas, as `check_stability` does.
 
     Args:
         opening: function that returns the models on a device; replica k runs with member k modulo their number.
         devices: names of devices, which share the replicas; each of several has a process.
         starts: structures from which starts are chosen evenly; the reference length of a bond is its mean over them.
-        temperature: temperature in K.
+        temperatures: temperatures in K.
         config: the section `dynamics`.
         seed: replica k has seed + k.
         console: console for progress; None shows nothing.
+
+    Yields:
+        The trajectories at each temperature.
 
     Raises:
         UnknownElement, UntrainedCharge: the models do not know an element or the charge of a start.
@@ -152,18 +157,24 @@ def explore(
     """
     members = opening("cpu").members
     steps = round(1000 * config.time / config.timestep)
-    options = MDOptions(steps, config.timestep, "nvt", temperature, config.friction, seed, config.replicas)
+    plan = [MDOptions(steps, config.timestep, "nvt", t, config.friction, seed, config.replicas) for t in temperatures]
     chosen = _chosen(starts, config)
     checked = {k: checked_start(starts[k], k, members[0], None, None) for k in dict.fromkeys(chosen)}
     bonds = {k: Bonds(System.from_ase(atoms), alike(atoms, starts)) for k, atoms in checked.items()}
-    look = ReplicaRun(0, 0, checked[0], copy.copy(bonds[0]), replace(options, replicas=1)).every
+    look = ReplicaRun(0, 0, checked[0], copy.copy(bonds[0]), replace(plan[0], replicas=1)).every
     interval = max(1, round(1000 * config.every / config.timestep / look)) * look
     runs = [
         _Sampled(k, index, checked[index], copy.copy(bonds[index]), options, k % len(members), interval)
+        for options in plan
         for k, index in enumerate(chosen)
     ]
+    found: list[Trajectory] = []
     with torch.inference_mode(False):
-        return run_replicas(runs, opening, devices, console)
+        for trajectory in run_replicas(runs, opening, devices, console):
+            found.append(trajectory)
+            if len(found) == config.replicas:
+                yield sorted(found, key=lambda one: one.replica)
+                found = []
 
 
 def _chosen(starts: Sequence[Atoms], config: DynamicsConfig) -> list[int]:
@@ -341,7 +352,7 @@ def _bare(atoms: Atoms) -> Atoms:
 
 RUN, CONFIG, FINISHED, SUMMARY, SELECTED = "run.json", "config.yaml", "finished.json", "round.json", "selected.xyz"
 TRAIN, VALIDATION = "train.xyz", "validation.xyz"
-_FREE = ("labels.budget", "labels.processes", "labels.threads", "labels.timeout", "stop", "output")
+_FREE = ("devices", "labels.budget", "labels.processes", "labels.threads", "labels.timeout", "stop", "output")
 """Keys that may change when a run is resumed."""
 
 
@@ -396,6 +407,8 @@ class _Loop:
     def __init__(self, config: LearnConfig, folder: Path, log: TrainingLog):
         self.config, self.folder, self.log, self.say = config, folder, log, log.say
         self.level = make_labeller(config.labels.labeller).level_of_theory
+        device = str(device_of(self._training(0, 0).training.device))
+        self.devices = [device] if config.devices is None else devices_of(config.devices)
 
     def run(self) -> LearnResult:
         """Run all rounds."""
@@ -447,7 +460,7 @@ class _Loop:
         with self._timed(number, "training"):
             models = self._train(number)
         with self._timed(number, "dynamics"):
-            runs = self._explore(number, models)
+            runs = self._explore(number)
         metrics = [json.loads((model.parent / DONE).read_text(encoding="utf-8")) for model in models]
         asked, failed = self._counts(number)
         summary = RoundSummary(
@@ -506,15 +519,10 @@ class _Loop:
 
     def _train(self, number: int) -> list[Path]:
         """Train the members; each continues from its last weights."""
-        models = []
-        for k in range(self.config.members):
-            config = self._training(number, k)
-            folder = Path(config.output.folder)
-            folder.mkdir(exist_ok=True)
-            log = TrainingLog(folder / "log.txt", Console(quiet=True))
-            model = run_training(config, resume="auto", log=log)
-            assert model is not None
-            models.append(model)
+        configs = [self._training(number, k) for k in range(self.config.members)]
+        remedy = "continue with --resume auto, on fewer devices if memory is short"
+        with devices_pool(_trainer, self.devices, remedy=remedy, here=True) as pool:
+            models = list(in_order(configs, pool))
         write_ensemble(models, self._of(number) / "ensemble.json")
         return models
 
@@ -530,20 +538,17 @@ class _Loop:
         before = str(self._of(number - 1) / f"member_{member}" / "best.tmn") if number else None
         return self.config.training(not number, data, own / f"member_{member}", seed, before)
 
-    def _explore(self, number: int, models: list[Path]) -> list[Trajectory]:
+    def _explore(self, number: int) -> list[Trajectory]:
         """Run the dynamics at all temperatures."""
-        config, runs = self.config.dynamics, []
-        seed = seed_of(self.config.seed, "dynamics", number)
-        with own_torch_state(self._training(number, 0)):
-            for temperature in config.temperatures:
-                path = self._of(number) / f"dynamics_{temperature:g}K.npz"
-                if not path.is_file():
-                    committee = partial(Ensemble.load, (self._of(number) / "ensemble.json").resolve())
-                    device = str(device_of(self._training(0, 0).training.device))
-                    found = explore(committee, [device], self.starts, temperature, config, seed, self.log.console)
-                    write_trajectories(path, found)
-                runs += read_trajectories(path)
-        return runs
+        config, seed = self.config.dynamics, seed_of(self.config.seed, "dynamics", number)
+        paths = {t: self._of(number) / f"dynamics_{t:g}K.npz" for t in config.temperatures}
+        if left := [t for t, path in paths.items() if not path.is_file()]:
+            opening = partial(Ensemble.load, (self._of(number) / "ensemble.json").resolve())
+            with own_torch_state(self._training(number, 0)):
+                runs = explore(opening, self.devices, self.starts, left, config, seed, self.log.console)
+                for temperature, found in zip(left, runs, strict=True):
+                    write_trajectories(paths[temperature], found)
+        return [run for path in paths.values() for run in read_trajectories(path)]
 
     def _select(self, summary: RoundSummary) -> int:
         """Write the frames to label in the next round; return their number."""
@@ -618,6 +623,21 @@ class _Loop:
         since = time.monotonic()
         yield
         self.say(f"round {number}: {phase} took {time.monotonic() - since:.1f} s")
+
+
+def _trainer(device: str) -> Callable[[Config], Path]:
+    """Return the function that trains a member on a device."""
+    return partial(_train, device)
+
+
+def _train(device: str, config: Config) -> Path:
+    folder = Path(config.output.folder)
+    folder.mkdir(exist_ok=True)
+    # "auto" and "cuda" of a configuration, which is the same on each device, mean this one
+    with torch.cuda.device(device) if device.startswith("cuda") else nullcontext():
+        model = run_training(config, resume="auto", log=TrainingLog(folder / "log.txt", Console(quiet=True)))
+    assert model is not None
+    return model
 
 
 def _refuse(config: LearnConfig, folder: Path, resume: str | None) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.sharedctypes import RawArray
@@ -574,7 +574,9 @@ def check_stability(
             for k, index in enumerate(chosen)
         ]
         place: Any = model if source is None else source.path  # which other processes find, too
-        found = run_replicas(runs, partial(opening.open, place), names, console)
+        found = list(run_replicas(runs, partial(opening.open, place), names, console))
+    order = [options.target_temperature for options in plan]
+    found.sort(key=lambda result: (order.index(result.temperature), result.replica))
     return StabilityReport(found, plan[0].steps * timestep * 1e-3)
 
 
@@ -611,32 +613,31 @@ def alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
 
 def run_replicas(
     runs: Sequence[ReplicaRun], opening: Callable[[str], Any], devices: Sequence[str], console: Console | None
-) -> list[Any]:
+) -> Iterator[Any]:
     """Run replicas in batches, which are handed out to one process for each device.
 
     Args:
-        runs: the replicas. They stay as they are where other processes run them.
+        runs: the replicas, by temperature. They stay as they are where other processes run them.
         opening: function that opens what `ReplicaRun.potential` and `outcome` take, on a device.
         devices: as from `devices_of`.
         console: where replicas are reported when they break (with several devices when their batch ends), and in a
             terminal the progress; None prints nothing.
 
-    Returns:
-        `outcome` of each replica, in order.
+    Yields:
+        `outcome` of each replica, by temperature.
 
     Raises:
         RuntimeError: the system ended a process.
     """
     batches = _batches(runs, len(devices))
-    progress, found = _Progress(console, batches), dict[int, Any]()
+    progress = _Progress(console, batches)
     record = progress.update if len(devices) == 1 else partial(_record, progress.reached)
     remedy = "take fewer replicas or fewer devices"
     setup = partial(_Replicas, batches, opening, record)
     with progress, devices_pool(setup, [*devices], remedy=remedy, here=True) as pool:
-        for batch, outcomes in zip(batches, in_order(range(len(batches)), pool), strict=True):
+        for outcomes in in_order(range(len(batches)), pool):
             progress.report(outcomes)
-            found.update(zip(map(id, batch), outcomes, strict=True))
-    return [found[id(run)] for run in runs]
+            yield from outcomes
 
 
 def _batches(runs: Sequence[ReplicaRun], devices: int) -> list[list[ReplicaRun]]:
