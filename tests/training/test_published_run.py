@@ -178,7 +178,7 @@ def test_a_published_test_set_by_its_name(name, molecules, tmp_path):
 def test_recipes_start_from_the_network_of_organic(name, molecules):
     """And have none of its other terms, so that they cost what a TensorNet costs."""
     ours = make_setup(recipe(name, molecules)).potential
-    organic = load("organic-1").state_dict()
+    organic = load("organic").state_dict()
     assert [type(prior) for prior in ours.priors] == [Atomref] and not ours.properties
     network = {key: value for key, value in ours.state_dict().items() if not key.startswith("priors.")}
     assert len(network) > 20
