@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ def inference(capability: int, sizes: list[int], channels: int) -> None:
         model.net.can_overlap = capability >= 90
         for num_atoms in sizes:
             print(f"{precision}, {num_atoms} atoms")
-            for dtype in (torch.float32, torch.float64):
-                model.step(num_atoms, 1, dtype, True, capacity=60 * num_atoms).launch()
+            for dtype, periodic in product((torch.float32, torch.float64), (False, True)):
+                model.step(num_atoms, 1, dtype, True, capacity=60 * num_atoms, periodic=periodic).launch()
         print(f"{precision}, 4 structures, thin cells")
         model.step(500, 4, torch.float32, True, capacity=30000, thin=True).launch()
 

@@ -110,6 +110,24 @@ def test_batch_of_cells_with_charges_and_stress():
     assert torch.equal(result.stress, result.stress.transpose(1, 2))
 
 
+def test_a_molecule_and_a_cell_in_one_step():
+    """A step searches for molecules until the first periodic structure, for all from then on."""
+    molecule = atoms(4, 1)
+    cell = atoms(4, 1, cell=triclinic(3.5))  # the same atoms: only their images tell it from the molecule
+    model = FusedModel(POTENTIAL, "native")
+    step = model.step(4, 1, torch.float64, False)
+    graphed, source = GraphedStep(step), StaticInputs(model, step)
+    for system, periodic in ((molecule, False), (cell, True), (molecule, True)):
+        version = step.version
+        source.load(system)
+        assert step.periodic == step.search.periodic == periodic
+        assert (step.version > version) == (system is cell)  # a captured graph holds the search of before
+        graphed.make_room()
+        graphed.run()
+        assert graphed.status()[0] == 0
+        assert_same(graphed.results(), reference(POTENTIAL, system))
+
+
 @pytest.mark.parametrize("charge", [0.0, 1.0])
 def test_one_atom(charge):
     system = atoms(1, charge=charge)

@@ -57,6 +57,40 @@ def test_pairs_of_one_cell(seed):
     assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
 
 
+@pytest.mark.parametrize("seed", range(0, 64, 8))
+@pytest.mark.parametrize("periodic", [True, False])
+def test_pairs_of_one_molecule(seed, periodic):
+    """Both kernels list the same: the one for all structures, and the one without a lattice."""
+    atoms = generated_atoms(seed, CUTOFF)
+    assert not atoms.pbc.any()
+    system = System.from_ase(atoms, dtype=torch.float32 if seed % 16 else torch.float64)
+    reference = neighbor_list_reference(system, CUTOFF)
+    search, given = search_of(system, max(reference.num_edges, 1), "pairs", periodic=periodic)
+    search(*given)
+    assert int(search.flag) == 0 and torch.equal(search.row_ptr.long(), reference.row_ptr)
+    num = reference.num_edges
+    assert torch.equal(torch.stack([search.receiver, search.sender])[:, :num].long(), reference.edge_index)
+    assert torch.equal(search.shift[:num].long(), reference.shift)
+    expected = reference.vectors(system)
+    assert torch.allclose(search.vectors[:num], expected, rtol=0, atol=1e-5 if system.dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize(("change", "flag"), [("pbc", TOO_THIN), ("cell", NOT_FINITE), ("pos", NOT_FINITE)])
+def test_what_the_search_of_a_molecule_refuses(change, flag):
+    system = System(z=torch.ones(3, dtype=torch.long), pos=torch.arange(9.0).reshape(3, 3), cell=9 * torch.eye(3))
+    search, (pos, cell, pbc) = search_of(system, 16, "pairs", periodic=False)
+    free = torch.zeros_like(pbc)
+    search(pos, cell, free)
+    assert int(search.flag) == 0 and int(search.needed) == 0  # √27 Å apart
+    if change == "pbc":
+        search(pos, cell, pbc)
+    elif change == "cell":
+        search(pos, torch.full_like(cell, torch.nan), free)
+    else:
+        search(torch.full_like(pos, torch.inf), cell, free)
+    assert int(search.flag) & flag
+
+
 @pytest.mark.parametrize("method", ["pairs", "cells"])
 def test_a_shell_at_the_cutoff(method):
     """float32 cannot decide; a simple cubic crystal, a = 2 Å."""

@@ -83,8 +83,8 @@ class AutogradStep(Step):
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
         return TritonNeighborSearch(
             self.num_atoms, self.num_systems, cutoff, capacity, self.device, batch=self._system.batch[: self.num_atoms],
-            dtype=torch.float32, method=method, thin=thin, receiver=True, shift=True, vectors=False,
-            distances=True,  # not read, but the search sees atoms at the same place by them
+            dtype=torch.float32, method=method, thin=thin, periodic=self.periodic, receiver=True, shift=True,
+            vectors=False, distances=True,  # not read, but the search sees atoms at the same place by them
         )  # fmt: skip
 
     def grow(self) -> None:
@@ -104,6 +104,7 @@ class AutogradStep(Step):
             getattr(self._system, name)[:N].copy_(getattr(system, name))
         for name in ("charge", "spin", "pbc"):
             getattr(self._system, name)[:B].copy_(getattr(system, name))
+        self.search_periodic(system.pbc)
         for search in self.searches.values():
             search.set_batch(system.batch)
         self.version += self._plans.set_composition(pad_system(system, 1.0, self.potential.elements[0]))

@@ -175,7 +175,7 @@ class FusedStep(Step):
         energy_shift: eV per structure.
         heads: of other properties; they need a FeatureNetwork.
         capacity: C at first; `make_room()` finds the needed one.
-        method, thin: of the neighbor search.
+        method, thin: of the neighbor search; periodic: as the attribute, at first.
         shapes, term_shapes, sort, parts: launch shapes of the network and the terms, spatial order, programs per
             structure in the sums; None chooses by N and B.
 
@@ -201,12 +201,14 @@ class FusedStep(Step):
         capacity: int = FEWEST_EDGES,
         method: str = "auto",
         thin: bool = False,
+        periodic: bool = False,
         shapes: Hashable = None,
         term_shapes: Sequence[Hashable] | None = None,
         sort: bool | None = None,
         parts: int | None = None,
     ):
         super().__init__(num_atoms, num_systems, dtype, stress, isinstance(net, ChargeNetwork), net.device)
+        self.periodic |= periodic
         N, B = num_atoms, num_systems
         # those last that PyTorch has a part in, so that kernels follow on kernels
         terms = sorted(terms, key=lambda term: (term.by_autograd, term.allocates))
@@ -265,6 +267,7 @@ class FusedStep(Step):
             "shapes": self._shapes,
             "term_shapes": self._term_shapes,
             "method": self.search.method,
+            "periodic": self.periodic,
             "sort": self.order is not None,
             "parts": self._num_parts,
         }
@@ -307,8 +310,9 @@ class FusedStep(Step):
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
         return TritonNeighborSearch(
             self.num_atoms, self.num_systems, cutoff, _aligned(capacity), self.device,
-            batch=self._batch, dtype=torch.float32, method=method, thin=thin, receiver=cutoff in self._exact,
-            shift=cutoff in self._exact, ordered=cutoff == self.cutoff or cutoff in self._exact,
+            batch=self._batch, dtype=torch.float32, method=method, thin=thin, periodic=self.periodic,
+            receiver=cutoff in self._exact, shift=cutoff in self._exact,
+            ordered=cutoff == self.cutoff or cutoff in self._exact,
         )  # fmt: skip
 
     def _sums_of_terms(self) -> TermSums:
@@ -341,6 +345,7 @@ class FusedStep(Step):
         batch = system.batch
         self.z.copy_(system.z)
         self.pbc.copy_(system.pbc)
+        self.search_periodic(system.pbc)
         self._batch.copy_(batch)
         for search in self.searches.values():
             search.set_batch(self._batch)

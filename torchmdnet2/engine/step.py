@@ -142,6 +142,8 @@ class Step(ABC):
         searches: a neighbor search for each distinct cutoff, that of the network first.
         version: a graph that was captured before its last change must not be replayed.
         order: spatial order of the atoms, None where their order is unchanged.
+        periodic: use searches that support periodic directions: for several structures, and from the first one on
+            that has such directions.
         measures_graph: count the memory of a graph in `nbytes`.
     """
 
@@ -157,6 +159,7 @@ class Step(ABC):
     ):
         self.num_atoms, self.num_systems = num_atoms, num_systems
         self.dtype, self.stress, self.device = dtype, stress, device
+        self.periodic = num_systems > 1
         self.out = Outputs.allocate(num_atoms, num_systems, dtype, stress, charges, device)
         self.version = 0
         self.graph_bytes = 0
@@ -258,6 +261,15 @@ class Step(ABC):
         self._make_searches({cutoff: search.capacity for cutoff, search in self.searches.items()}, "pairs", True)
         self.version += 1
         return True
+
+    def search_periodic(self, pbc: Tensor) -> None:
+        """Use searches that support these periodic directions [B, 3], from now on. May wait for the device."""
+        if self.periodic or not bool(pbc.any()):
+            return
+        self.periodic = True
+        for search in self.searches.values():
+            search.periodic = True
+        self.version += 1
 
     def _make_searches(self, capacities: dict[float, int], method: str, thin: bool) -> None:
         """Make a search for each cutoff, whose flags lie in the results, so that one copy is enough."""

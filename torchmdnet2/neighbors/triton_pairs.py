@@ -32,6 +32,7 @@ from .triton_setup import (
 )
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding and subtracting it rounds a float32 to the nearest integer
+_FARTHEST = tl.constexpr(1073741824.0)  # 2^30 cells or Å
 
 
 @triton.jit
@@ -208,133 +209,179 @@ def search_pairs(
 #
 # Tests are float32 on fractional coordinates; a turn in which rounding could decide is tested again in float64. A lane
 # with more than 64 candidates has no bits for the last of them, which are tested twice.
+#
+# `lattice` holds what periodicity needs: cell, columns of its inverse, periodic directions, images along each lattice
+# vector and in all. It takes so many registers that others go to memory. Structures that are not periodic have None,
+# and Å from the first atom instead of fractional coordinates.
 
 
 @triton.jit
 def fraction(x, y, z, column, periodic, origin):
     """Fractional coordinate, the whole cells (or the origin) to take from it, and whether it is finite, not absurd."""
     f = x * column[0] + y * column[1] + z * column[2]
-    return f, tl.where(periodic == 1, tl.floor(f), origin), tl.abs(f) < 1073741824.0  # NaN fails every comparison
+    return f, tl.where(periodic == 1, tl.floor(f), origin), tl.abs(f) < _FARTHEST  # NaN fails every comparison
 
 
 @triton.jit
-def load_atoms(pos, j, mask, h, inverse, periodic, origin):
+def load_atoms(pos, j, mask, origin, lattice):
     """Atoms j: fractional coordinates in the cell (float32), what was taken from them, positions in the cell (float64),
     and whether all is finite."""
     x = tl.load(pos + j * 3 + 0, mask=mask, other=0.0).to(tl.float64)
     y = tl.load(pos + j * 3 + 1, mask=mask, other=0.0).to(tl.float64)
     z = tl.load(pos + j * 3 + 2, mask=mask, other=0.0).to(tl.float64)
-    f0, a0, fine0 = fraction(x, y, z, inverse[0], periodic[0], origin[0])
-    f1, a1, fine1 = fraction(x, y, z, inverse[1], periodic[1], origin[1])
-    f2, a2, fine2 = fraction(x, y, z, inverse[2], periodic[2], origin[2])
-    x -= a0 * h[0][0] + a1 * h[1][0] + a2 * h[2][0]
-    y -= a0 * h[0][1] + a1 * h[1][1] + a2 * h[2][1]
-    z -= a0 * h[0][2] + a1 * h[1][2] + a2 * h[2][2]
-    f = ((f0 - a0).to(tl.float32), (f1 - a1).to(tl.float32), (f2 - a2).to(tl.float32))
-    return f, (a0, a1, a2), (x, y, z), fine0 & fine1 & fine2
+    if lattice is None:
+        fine = (tl.abs(x) < _FARTHEST) & (tl.abs(y) < _FARTHEST) & (tl.abs(z) < _FARTHEST)
+        a0, a1, a2 = origin
+        x -= a0
+        y -= a1
+        z -= a2
+        f = (x.to(tl.float32), y.to(tl.float32), z.to(tl.float32))
+    else:
+        h, inverse, periodic, _images, _num_images = lattice
+        f0, a0, fine0 = fraction(x, y, z, inverse[0], periodic[0], origin[0])
+        f1, a1, fine1 = fraction(x, y, z, inverse[1], periodic[1], origin[1])
+        f2, a2, fine2 = fraction(x, y, z, inverse[2], periodic[2], origin[2])
+        x -= a0 * h[0][0] + a1 * h[1][0] + a2 * h[2][0]
+        y -= a0 * h[0][1] + a1 * h[1][1] + a2 * h[2][1]
+        z -= a0 * h[0][2] + a1 * h[1][2] + a2 * h[2][2]
+        f = ((f0 - a0).to(tl.float32), (f1 - a1).to(tl.float32), (f2 - a2).to(tl.float32))
+        fine = fine0 & fine1 & fine2
+    return f, (a0, a1, a2), (x, y, z), fine
 
 
 @triton.jit
-def candidate(v, num_images):
+def candidate(v, lattice):
     """Candidate number v: its atom and the number of its image."""
     j = v
     t = v * 0
-    if num_images > 1:
-        j = v // num_images
-        t = v % num_images
+    if lattice is not None:
+        num_images = lattice[4]
+        if num_images > 1:
+            j = v // num_images
+            t = v % num_images
     return j, t
 
 
 @triton.jit
-def image_of(t, images, num_images):
+def image_of(t, lattice):
     """Image number t along each lattice vector, see `first_image`."""
     t0 = t
     t1 = t
     t2 = t
-    if num_images > 1:
-        t0 = t // (images[1] * images[2]) + first_image(images[0])[0]
-        t1 = t // images[2] % images[1] + first_image(images[1])[0]
-        t2 = t % images[2] + first_image(images[2])[0]
+    if lattice is not None:
+        images = lattice[3]
+        if lattice[4] > 1:
+            t0 = t // (images[1] * images[2]) + first_image(images[0])[0]
+            t1 = t // images[2] % images[1] + first_image(images[1])[0]
+            t2 = t % images[2] + first_image(images[2])[0]
     return t0, t1, t2
 
 
 @triton.jit
-def shift_along(fi, fj, t, periodic, images):
-    """The shift from receiver to sender along one lattice vector, of image t of `images`."""
-    d = fj - fi - first_image(images)[1]
-    return (t.to(tl.float32) - ((d + _ROUND) - _ROUND)) * periodic
+def shift_along(fi, fj, t, k: tl.constexpr, lattice):
+    """The shift from receiver to sender along lattice vector k, of image t."""
+    if lattice is None:
+        shift = t.to(tl.float32)  # 0
+    else:
+        _h, _inverse, periodic, images, _num_images = lattice
+        d = fj[k] - fi[k] - first_image(images[k])[1]
+        shift = (t.to(tl.float32) - ((d + _ROUND) - _ROUND)) * periodic[k]
+    return shift
 
 
 @triton.jit
-def difference(xi, xj, s, h, k: tl.constexpr):
+def shifts(fi, fj, t0, t1, t2, lattice):
+    """The shifts from receiver to sender along the three lattice vectors, of the image (t0, t1, t2)."""
+    return (
+        shift_along(fi, fj, t0, 0, lattice),
+        shift_along(fi, fj, t1, 1, lattice),
+        shift_along(fi, fj, t2, 2, lattice),
+    )
+
+
+@triton.jit
+def difference(xi, xj, s, lattice, k: tl.constexpr):
     """Component k of the vector from receiver to sender, float64."""
-    return xj[k] - xi[k] + s[0] * h[0][k] + s[1] * h[1][k] + s[2] * h[2][k]
+    d = xj[k] - xi[k]
+    if lattice is not None:
+        h = lattice[0]
+        d = d + s[0] * h[0][k] + s[1] * h[1][k] + s[2] * h[2][k]
+    return d
 
 
 @triton.jit
-def exact_turn(pos, limit, h, inverse, periodic, origin, images, num_images, n, turn, turns, rows, BJ: tl.constexpr):
+def exact_turn(pos, limit, origin, lattice, n, turn, turns, rows, BJ: tl.constexpr):
     """Which candidates of a turn are neighbors of the receivers `rows` [BI, BJ] in float64; atoms and image numbers."""
     v = tl.arange(0, BJ) * turns + turn
-    j, t = candidate(v, num_images)
-    t0, t1, t2 = image_of(t, images, num_images)
+    j, t = candidate(v, lattice)
+    t0, t1, t2 = image_of(t, lattice)
     real, inside = rows < n, j < n
-    fi, _ai, xi, _fine_i = load_atoms(pos, rows[:, None], real[:, None], h, inverse, periodic, origin)
-    fj, _aj, xj, _fine_j = load_atoms(pos, j[None, :], inside[None, :], h, inverse, periodic, origin)
-    s = (
-        shift_along(fi[0], fj[0], t0[None, :], periodic[0], images[0]),
-        shift_along(fi[1], fj[1], t1[None, :], periodic[1], images[1]),
-        shift_along(fi[2], fj[2], t2[None, :], periodic[2], images[2]),
-    )
-    x = difference(xi, xj, s, h, 0)
-    y = difference(xi, xj, s, h, 1)
-    z = difference(xi, xj, s, h, 2)
+    fi, _ai, xi, _fine_i = load_atoms(pos, rows[:, None], real[:, None], origin, lattice)
+    fj, _aj, xj, _fine_j = load_atoms(pos, j[None, :], inside[None, :], origin, lattice)
+    s = shifts(fi, fj, t0[None, :], t1[None, :], t2[None, :], lattice)
+    x = difference(xi, xj, s, lattice, 0)
+    y = difference(xi, xj, s, lattice, 1)
+    z = difference(xi, xj, s, lattice, 2)
     itself = tl.where((t0 == 0) & (t1 == 0) & (t2 == 0), j, -1)
     near = inside[None, :] & real[:, None] & (itself[None, :] != rows[:, None])
     return near & (x * x + y * y + z * z < limit), j, t
 
 
 @triton.jit
-def sweep(
-    pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI: tl.constexpr,
-    BJ: tl.constexpr,
-):  # fmt: skip
-    """Pass the candidates of up to 32 turns by the receivers `rows`: the bits of those that were neighbors [BI, BJ]."""
-    real = rows < n
-    fi, _ai, _xi, _fine_i = load_atoms(pos, rows[:, None], real[:, None], h, inverse, periodic, origin)
-    h32 = (
-        (h[0][0].to(tl.float32), h[0][1].to(tl.float32), h[0][2].to(tl.float32)),
-        (h[1][0].to(tl.float32), h[1][1].to(tl.float32), h[1][2].to(tl.float32)),
-        (h[2][0].to(tl.float32), h[2][1].to(tl.float32), h[2][2].to(tl.float32)),
-    )
-    limit = rc * rc
-    limit32 = limit.to(tl.float32)
+def rounding(fi, rc, lattice):
+    """Bound of how far rounding to float32 can move the square of a distance near the cutoff, for receivers at fi."""
     # u = 2^-24. Along a lattice vector two fractions and their difference round by 1.5 u (m = w/2 images: m u more),
     # along a free one by u (2 |f| + 2 cutoff); the products and sums of what becomes of that, at most m + 1/2 cells
     # (one cutoff), by 4 u times it. That bounds the distance's error, 2 cutoff times that the square's, which itself
     # rounds by 5 u cutoff² at most.
-    error = tl.zeros([BI, 1], tl.float32)
-    for k in tl.static_range(3):
-        length = tl.sqrt(h32[k][0] * h32[k][0] + h32[k][1] * h32[k][1] + h32[k][2] * h32[k][2])
-        weight = tl.where(periodic[k] == 1, 4.0 + 5.0 * (images[k] // 2), 2.0 * tl.abs(fi[k]) + 6.0 * rc.to(tl.float32))
-        error += weight * length
     rc32 = rc.to(tl.float32)
-    margin = (2.2 * error + 6.0 * rc32) * rc32 / 16777216.0
+    error = tl.zeros_like(fi[0])
+    for k in tl.static_range(3):
+        free = 2.0 * tl.abs(fi[k]) + 6.0 * rc32
+        if lattice is None:
+            error += free
+        else:
+            h, _inverse, periodic, images, _num_images = lattice
+            x, y, z = h[k][0].to(tl.float32), h[k][1].to(tl.float32), h[k][2].to(tl.float32)
+            weight = tl.where(periodic[k] == 1, 4.0 + 5.0 * (images[k] // 2), free)
+            error += weight * tl.sqrt(x * x + y * y + z * z)
+    return (2.2 * error + 6.0 * rc32) * rc32 / 16777216.0
+
+
+@triton.jit
+def cartesian(d, lattice, k: tl.constexpr):
+    """Component k of the vector of fractional coordinates d, float32."""
+    if lattice is None:
+        x = d[k]
+    else:
+        h = lattice[0]
+        x = tl.fma(d[0], h[0][k].to(tl.float32), tl.fma(d[1], h[1][k].to(tl.float32), d[2] * h[2][k].to(tl.float32)))
+    return x
+
+
+@triton.jit
+def sweep(pos, rc, origin, lattice, n, begin, end, turns, rows, BI: tl.constexpr, BJ: tl.constexpr):
+    """Pass the candidates of up to 32 turns by the receivers `rows`: the bits of those that were neighbors [BI, BJ]."""
+    real = rows < n
+    fi, _ai, _xi, _fine_i = load_atoms(pos, rows[:, None], real[:, None], origin, lattice)
+    limit = rc * rc
+    limit32 = limit.to(tl.float32)
+    margin = rounding(fi, rc, lattice)
     bits = tl.zeros([BI, BJ], tl.int32)
     doubts = tl.zeros([BI, BJ], tl.int32)
     one = tl.full([1, 1], 1, tl.int32)
     for turn in range(begin, end):
         v = tl.arange(0, BJ) * turns + turn
-        j, t = candidate(v, num_images)
-        t0, t1, t2 = image_of(t, images, num_images)
+        j, t = candidate(v, lattice)
+        t0, t1, t2 = image_of(t, lattice)
         inside = j < n
         itself = tl.where((t0 == 0) & (t1 == 0) & (t2 == 0), j, -1)
-        fj, _aj, _xj, _fine_j = load_atoms(pos, j[None, :], inside[None, :], h, inverse, periodic, origin)
-        d0 = fj[0] - fi[0] + shift_along(fi[0], fj[0], t0[None, :], periodic[0], images[0])
-        d1 = fj[1] - fi[1] + shift_along(fi[1], fj[1], t1[None, :], periodic[1], images[1])
-        d2 = fj[2] - fi[2] + shift_along(fi[2], fj[2], t2[None, :], periodic[2], images[2])
-        x = tl.fma(d0, h32[0][0], tl.fma(d1, h32[1][0], d2 * h32[2][0]))
-        y = tl.fma(d0, h32[0][1], tl.fma(d1, h32[1][1], d2 * h32[2][1]))
-        z = tl.fma(d0, h32[0][2], tl.fma(d1, h32[1][2], d2 * h32[2][2]))
+        fj, _aj, _xj, _fine_j = load_atoms(pos, j[None, :], inside[None, :], origin, lattice)
+        s = shifts(fi, fj, t0[None, :], t1[None, :], t2[None, :], lattice)
+        d = (fj[0] - fi[0] + s[0], fj[1] - fi[1] + s[1], fj[2] - fi[2] + s[2])
+        x = cartesian(d, lattice, 0)
+        y = cartesian(d, lattice, 1)
+        z = cartesian(d, lattice, 2)
         beyond = tl.fma(x, x, tl.fma(y, y, tl.fma(z, z, -limit32)))
         bit = one << (turn - begin)
         known = inside[None, :] & real[:, None] & (itself[None, :] != rows[:, None])
@@ -343,9 +390,7 @@ def sweep(
     if tl.max(tl.max((doubts != 0).to(tl.int32), axis=1), axis=0) > 0:
         for turn in range(begin, end):
             if tl.max(tl.max((doubts >> (turn - begin)) & 1, axis=1), axis=0) > 0:
-                near, _j, _t = exact_turn(
-                    pos, limit, h, inverse, periodic, origin, images, num_images, n, turn, turns, rows, BJ
-                )
+                near, _j, _t = exact_turn(pos, limit, origin, lattice, n, turn, turns, rows, BJ)
                 bits = (bits & ~(one << (turn - begin))) | (near.to(tl.int32) << (turn - begin))
     return bits
 
@@ -355,13 +400,14 @@ def search_single(
     pos, cell, pbc, cutoff, ptr, row_ptr, needed, flag, sender, keys, receiver, shift, vectors, distances,
     status, epoch, N, capacity,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr, FILL: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr,
+    PERIODIC: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The whole search of structure 0; program p has the receivers p·BI ….
 
     Args:
         status: [programs] int64, what each program found: number of the launch · 2^32 + edges.
         epoch: [1] int32, launches so far.
+        PERIODIC: the structure may have periodic directions.
         PROGRAMS: a power of two, not less than the number of programs.
     """
     after_previous(PDL)
@@ -369,26 +415,35 @@ def search_single(
     launch = tl.load(epoch) + 1
     n = tl.load(ptr + 1)
     rc = tl.load(cutoff)
-    (
-        ax, ay, az, bx, by, bz, cx, cy, cz, ux, uy, uz, vx, vy, vz, wx, wy, wz,
-        p0, p1, p2, m0, m1, m2, _r0, _r1, _r2, usable,
-    ) = geometry(cell, pbc, rc, 0)  # fmt: skip
-    h = ((ax, ay, az), (bx, by, bz), (cx, cy, cz))
-    inverse = ((ux, uy, uz), (vx, vy, vz), (wx, wy, wz))
-    periodic = (p0, p1, p2)
     x = tl.load(pos, mask=n > 0, other=0.0).to(tl.float64)
     y = tl.load(pos + 1, mask=n > 0, other=0.0).to(tl.float64)
     z = tl.load(pos + 2, mask=n > 0, other=0.0).to(tl.float64)
-    origin = (x * ux + y * uy + z * uz, x * vx + y * vy + z * vz, x * wx + y * wy + z * wz)
-    searchable = few_images(m0, m1, m2, n)
-    good = (usable & searchable).to(tl.int32)
-    images = (m0 * good, m1 * good, m2 * good)
-    num_images = images[0] * images[1] * images[2]
-    turns = (n * num_images + BJ - 1) // BJ * good
+    if PERIODIC:
+        (
+            ax, ay, az, bx, by, bz, cx, cy, cz, ux, uy, uz, vx, vy, vz, wx, wy, wz,
+            p0, p1, p2, m0, m1, m2, _r0, _r1, _r2, usable,
+        ) = geometry(cell, pbc, rc, 0)  # fmt: skip
+        h = ((ax, ay, az), (bx, by, bz), (cx, cy, cz))
+        inverse = ((ux, uy, uz), (vx, vy, vz), (wx, wy, wz))
+        origin = (x * ux + y * uy + z * uz, x * vx + y * vy + z * vz, x * wx + y * wy + z * wz)
+        searchable = few_images(m0, m1, m2, n)
+        good = (usable & searchable).to(tl.int32)
+        images = (m0 * good, m1 * good, m2 * good)
+        num_images = images[0] * images[1] * images[2]
+        lattice = (h, inverse, (p0, p1, p2), images, num_images)
+        turns = (n * num_images + BJ - 1) // BJ * good
+    else:
+        entry = tl.arange(0, 16)
+        unused = tl.load(cell + entry, mask=entry < 9, other=0.0)
+        usable = tl.max((unused * 0 != 0).to(tl.int32), axis=0) == 0  # a cell that is not finite is an error here, too
+        searchable = (tl.load(pbc) | tl.load(pbc + 1) | tl.load(pbc + 2)) == 0
+        origin = (x, y, z)
+        lattice = None
+        turns = (n + BJ - 1) // BJ * (usable & searchable).to(tl.int32)
 
     rows = pid * BI + tl.arange(0, BI)
     real = rows < n
-    _f, _a, _x, fine = load_atoms(pos, rows, real, h, inverse, periodic, origin)
+    _f, _a, _x, fine = load_atoms(pos, rows, real, origin, lattice)
     if tl.max((real & (~fine)).to(tl.int32), axis=0) > 0:
         tl.atomic_or(flag, _NOT_FINITE)
     bits = tl.zeros([BI, BJ], tl.int32)
@@ -396,7 +451,7 @@ def search_single(
     count = tl.zeros([BI, BJ], tl.int32)
     for begin in range(0, turns, 32):
         end = tl.minimum(begin + 32, turns)
-        found = sweep(pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI, BJ)
+        found = sweep(pos, rc, origin, lattice, n, begin, end, turns, rows, BI, BJ)
         count += bits_set(found)
         bits = tl.where(begin == 0, found, bits)
         more = tl.where(begin == 32, found, more)
@@ -432,12 +487,10 @@ def search_single(
                 if begin == 32:
                     bits = more
                 elif begin > 32:  # the bits of 64 turns alone are there
-                    bits = sweep(
-                        pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI, BJ
-                    )
+                    bits = sweep(pos, rc, origin, lattice, n, begin, end, turns, rows, BI, BJ)
                 for turn in range(begin, end):
                     v = tl.arange(0, BJ) * turns + turn
-                    j, t = candidate(v, num_images)
+                    j, t = candidate(v, lattice)
                     near = (bits >> (turn - begin)) & 1 == 1
                     key = t[None, :] * BI + tl.arange(0, BI)[:, None]
                     tl.store(sender + edge, tl.broadcast_to(j[None, :], [BI, BJ]), mask=near)
@@ -454,25 +507,23 @@ def search_single(
                     key = tl.load(keys + e, mask=mask, other=0)
                     t = key // BI
                     i = pid * BI + key - t * BI
-                    t0, t1, t2 = image_of(t, images, num_images)
-                    fi, ai, xi, _fine_i = load_atoms(pos, i, mask, h, inverse, periodic, origin)
-                    fj, aj, xj, _fine_j = load_atoms(pos, j, mask, h, inverse, periodic, origin)
-                    s = (
-                        shift_along(fi[0], fj[0], t0, p0, images[0]),
-                        shift_along(fi[1], fj[1], t1, p1, images[1]),
-                        shift_along(fi[2], fj[2], t2, p2, images[2]),
-                    )
+                    t0, t1, t2 = image_of(t, lattice)
+                    fi, ai, xi, _fine_i = load_atoms(pos, i, mask, origin, lattice)
+                    fj, aj, xj, _fine_j = load_atoms(pos, j, mask, origin, lattice)
+                    s = shifts(fi, fj, t0, t1, t2, lattice)
                     e3 = e.to(tl.int64) * 3  # may pass 2^31
                     if RECEIVER:
                         tl.store(receiver + e, i, mask=mask)
                     if SHIFT:
                         for k in tl.static_range(3):
-                            cells = (s[k] + (ai[k] - aj[k]) * periodic[k]).to(tl.int32)
-                            tl.store(shift + e3 + k, cells, mask=mask)
+                            cells = s[k]
+                            if lattice is not None:
+                                cells += (ai[k] - aj[k]) * lattice[2][k]
+                            tl.store(shift + e3 + k, cells.to(tl.int32), mask=mask)
                     if VECTORS or DISTANCES:
-                        dx = difference(xi, xj, s, h, 0)
-                        dy = difference(xi, xj, s, h, 1)
-                        dz = difference(xi, xj, s, h, 2)
+                        dx = difference(xi, xj, s, lattice, 0)
+                        dy = difference(xi, xj, s, lattice, 1)
+                        dz = difference(xi, xj, s, lattice, 2)
                         if VECTORS:
                             tl.store(vectors + e3, dx, mask=mask)
                             tl.store(vectors + e3 + 1, dy, mask=mask)

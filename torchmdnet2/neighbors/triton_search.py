@@ -137,6 +137,8 @@ class TritonNeighborSearch:
         dtype: of vectors and distances.
         method: "pairs" tests all pairs of a structure, "cells" uses cell lists, "auto" chooses by size; for "auto",
             `thin=True` says that some periodic cell may be thinner than the cutoff, which only "pairs" can search.
+        periodic: False if no structure has periodic directions, which "pairs" searches faster; a structure with such is
+            TOO_THIN then.
         receiver, shift, vectors, distances: which of the optional buffers to fill.
         ordered: sort the rows, which takes most of the time of "cells" where rows have hundreds of edges.
 
@@ -156,6 +158,7 @@ class TritonNeighborSearch:
         dtype: torch.dtype = torch.float32,
         method: str = "auto",
         thin: bool = False,
+        periodic: bool = True,
         receiver: bool = False,
         shift: bool = False,
         vectors: bool = True,
@@ -175,7 +178,7 @@ class TritonNeighborSearch:
             method = "cells" if num_atoms >= CELLS_FROM * num_systems and not thin else "pairs"
         self.num_atoms, self.num_systems = num_atoms, num_systems
         self.cutoff, self.method, self.device, self.dtype = float(cutoff), method, device, dtype
-        self._ordered = ordered
+        self.periodic, self._ordered = periodic, ordered
         self._overlap = overlap_launches(device)
         self._single = _single_tile(num_atoms, device) if method == "pairs" and num_systems == 1 else None
 
@@ -287,8 +290,8 @@ class TritonNeighborSearch:
         search_single[(tile.programs,)](
             pos.detach(), cell.detach(), pbc.view(torch.uint8), self._cutoff, self.ptr, self.row_ptr,
             self.needed, self.flag, self.sender, self._keys, self.receiver, self.shift, self.vectors, self.distances,
-            self._status, self._epoch, self.num_atoms, self.capacity, **self._wanted, FILL=fill, BI=tile.rows,
-            BJ=tile.lanes, PROGRAMS=triton.next_power_of_2(tile.programs), PDL=False,
+            self._status, self._epoch, self.num_atoms, self.capacity, **self._wanted, FILL=fill, PDL=False,
+            PERIODIC=self.periodic, BI=tile.rows, BJ=tile.lanes, PROGRAMS=triton.next_power_of_2(tile.programs),
             num_warps=tile.lanes // 32, maxnreg=_SINGLE_REGISTERS, enable_fp_fusion=False, **tile.launch,
         )  # fmt: skip
 
@@ -409,6 +412,7 @@ def neighbor_list_triton(system: System, cutoff: float, half: bool = False, meth
         N, B, cutoff, 1, device, batch=batch, method=method, receiver=True, shift=True, vectors=False
     )
     given = pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous()
+    search.periodic = bool(system.pbc.any())
     search.count(*given)
     flag = int(search.flag)
     if flag & TOO_THIN and method == "auto" and search.method == "cells":
@@ -516,7 +520,7 @@ class SkinList:
             self._search = None  # the old one is freed before the new one is made
             room = with_room(size)
             search = self._search = TritonNeighborSearch(
-                room, 1, self.cutoff + self._skin, _LISTED_PER_ATOM * room, self._device, vectors=False
+                room, 1, self.cutoff + self._skin, _LISTED_PER_ATOM * room, self._device, periodic=False, vectors=False
             )
         padded = pos.new_zeros(search.num_atoms, 3)
         padded[:size] = pos
