@@ -17,6 +17,8 @@ from ase.io import write
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from torchmdnet2.errors import BadConfig
+from torchmdnet2.neighbors.pairs import pair_list
+from torchmdnet2.potential.graph import sum_over_systems
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state, pack_steps
@@ -150,6 +152,25 @@ def test_charges_of_a_head_are_read_by_a_prior(raw_config, file):
     raw = raw_of(raw_config, file, {"energy": "energy", "forces": "forces"}, properties=HEADS[1:2])
     raw["priors"] = [{"name": "atomref", "energies": "fit"}, COULOMB, field]
     check(raw)
+
+
+def test_the_list_of_a_batch_is_not_searched_again(raw_config, file, monkeypatch):
+    """For a prior that ends where the network does, whose energies are subtracted from the labels."""
+    raw = raw_of(raw_config, file, {"energy": "energy", "forces": "forces"})
+    raw["priors"] = [{"name": "zbl", "cutoff": raw["model"]["cutoff"]}]
+    trainer = made(raw, False)
+    batch, (zbl,) = trainer.train.batch([0, 1, 2]), trainer.potential.priors
+    system = batch.sample.system
+    baseline = sum_over_systems(zbl(system, pair_list(system, zbl.cutoff)), system.batch, 3)
+
+    def search(*given):
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr("torchmdnet2.neighbors.pairs.pair_list", search)
+    part = pack_part(batch, trainer.potential, False, trainer.loss, ())
+    expected = batch.sample.labels["energy"] - baseline.detach()
+    np.testing.assert_allclose(part.energy, expected.numpy(), rtol=1e-12)
+    assert float(baseline.detach().abs().min()) > 1e-3
 
 
 @pytest.mark.parametrize("method", ["all_pairs", "reaction_field"])

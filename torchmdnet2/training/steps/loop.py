@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.dataset import Sample, select
+from ...data.dataset import select
 from ...data.edges import EdgeMemory, in_threads
 from ...data.labels import LABELS, LEVEL, label_names
 from ...engine.graph import GraphMemory
 from ...engine.select import fast_path
 from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
+from ...neighbors import NeighborList
 from ...neighbors.pairs import PairLists, require_molecules
 from ...potential.derivatives import gradients_of, stress_of, with_leaves
 from ...potential.potential import Potential
@@ -128,7 +129,7 @@ def pack_part(
 ) -> Part:
     """Pack some frames; arguments as `pack`; one: a lock, held while the priors are evaluated."""
     with one or nullcontext():
-        energy, forces, tension = _baselines(batch.sample, potential)
+        energy, forces, tension = _baselines(batch, potential)
     system, labels = batch.sample.system, batch.sample.labels
 
     weight = frame_weights(labels, loss)
@@ -182,10 +183,12 @@ def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> Furthe
     )
 
 
-def _baselines(sample: Sample, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
+def _baselines(batch: Batch, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
     """Return baselines as `_baseline`, for each frame at its level of theory."""
+    sample = batch.sample
     if not potential.level_names:
-        return _baseline(sample.system, potential)
+        known = {potential.cutoff: batch.neighbors.to(potential.device)}
+        return _baseline(sample.system, potential, known)
     system, levels = sample.system, sample.labels[LEVEL].long()
     energy = torch.zeros(system.num_systems, dtype=torch.float64)
     forces, stress = torch.zeros(system.num_atoms, 3, dtype=torch.float64), energy.new_zeros(len(energy), 3, 3)
@@ -197,15 +200,17 @@ def _baselines(sample: Sample, potential: Potential) -> tuple[Tensor, Tensor, Te
     return energy, forces, stress
 
 
-def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
+def _baseline(
+    system: System, potential: Potential, known: Mapping[float, NeighborList] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return energies [B], forces [N, 3] and stress [B, 3, 3] of the constant shift and of the priors that do not read
-    the network's charges, on the CPU."""
+    the network's charges, on the CPU; known: lists by cutoff, which are not searched again."""
     system = system.to(potential.device)
     system.validate()
     potential.check_elements(system.z)
     with torch.enable_grad():
         moved, leaves = with_leaves(system, forces=True, stress=True)
-        lists = PairLists(moved)
+        lists = PairLists(moved, known)
         energies = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
         for prior in potential.priors:
             if not prior.uses_charges:
