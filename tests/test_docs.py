@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,22 @@ def test_files_that_pages_name_exist(page):
 def test_files_that_comments_of_the_package_name_exist():
     named = {path: unknown_scripts(path.read_text(encoding="utf-8")) for path in ROOT.glob("torchmdnet2/**/*.py")}
     assert not {str(path.relative_to(ROOT)): names for path, names in named.items() if names}
+
+
+def test_parts_of_a_training_that_the_page_names_exist():
+    below = (ROOT / "docs/training.md").read_text(encoding="utf-8").partition("Below `torchmdnet2.training`: ")[2]
+    names = re.findall(r"`((?:config|reporting|run|steps)\.[\w.]+)\.(\w+)`", below)
+    assert len(names) > 3
+    for module, name in names:
+        assert hasattr(import_module(f"torchmdnet2.training.{module}"), name), f"{module}.{name}"
+
+
+def test_the_page_of_the_evaluator_names_all_priors_with_kernels():
+    from torchmdnet2.engine import select
+
+    listed = (ROOT / "docs/evaluator.md").read_text(encoding="utf-8").partition("; the priors ")[2].partition(";")[0]
+    ours = [prior for prior in select._PRIOR_PATHS if prior.__module__.startswith("torchmdnet2.")]
+    assert len(ours) > 4 and not [prior for prior in ours if f"`{prior.registered_name}`" not in listed]
 
 
 def unknown_tests(text: str) -> list[str]:
