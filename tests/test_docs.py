@@ -258,6 +258,7 @@ def unknown_tests(text: str) -> list[str]:
 def test_tests_that_the_list_of_promises_names_exist():
     text = (ROOT / "docs/dev/promises.md").read_text(encoding="utf-8")
     assert text.count("::") > 500 and not unknown_tests(text)
+    assert not unknown_tests((ROOT / "docs/dev/engine.md").read_text(encoding="utf-8"))
     assert unknown_tests("`test_docs::dead_links_are_found` `test_docs::no_such`") == ["test_docs::no_such"]
 
 
