@@ -245,6 +245,22 @@ def test_the_page_of_the_evaluator_names_all_priors_with_kernels():
     assert len(ours) > 4 and not [prior for prior in ours if f"`{prior.registered_name}`" not in listed]
 
 
+def test_functions_and_classes_that_comments_of_the_package_place_in_a_module_are_there():
+    """`module.name` in a docstring or comment, of a name that the package defines, and defines elsewhere."""
+    texts = {path: path.read_text(encoding="utf-8") for path in ROOT.glob("torchmdnet2/**/*.py")}
+    places: dict[str, set[str]] = {}
+    for path, text in texts.items():
+        module = path.parent.name if path.stem == "__init__" else path.stem
+        for name in re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE):
+            places.setdefault(name, {"torchmdnet2", "ase", "torch"}).add(module)
+
+    def misplaced(text):
+        return [f"{m}.{name}" for m, name in re.findall(r"`([a-z]\w*)\.(\w+)`", text) if m not in places.get(name, {m})]
+
+    assert misplaced("`guard.Bonds` `bonds.Bonds` `bonds.not_ours`") == ["bonds.Bonds"]
+    assert not {str(path.relative_to(ROOT)): misplaced(text) for path, text in texts.items() if misplaced(text)}
+
+
 def unknown_tests(text: str) -> list[str]:
     """Tests that a text names as `data/test_cache::expand`, and that there are not."""
     known = {

@@ -73,7 +73,7 @@ class Domain(ABC):
     All processes call the same methods in the same order.
 
     Args:
-        potential: with parts that are local (`edges.refuse_global`).
+        potential: with parts that are local (`refuse_global`).
         charge: total charge in e of the whole structure.
 
     Attributes:

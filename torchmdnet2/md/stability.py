@@ -520,7 +520,7 @@ def check_stability(
     """Run Langevin dynamics from given frames and see which runs break.
 
     A replica is broken when it passes a limit of `run_md` (force, temperature, conserved energy, overlap, a number that
-    is not finite) or when its bonds change (`bonds.Bonds`); it is checked every 10 fs. The others go on without it
+    is not finite) or when its bonds change (`guard.Bonds`); it is checked every 10 fs. The others go on without it
     as if they ran alone: velocities and noise of a replica depend on its seed only, and positions are the same up to
     the rounding of a batch of another size.
 

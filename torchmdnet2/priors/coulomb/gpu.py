@@ -330,7 +330,7 @@ def place(x, y, z, u, v, w, points):
 
 @triton.jit
 def spline(table, k, t, ORDER: tl.constexpr, P: tl.constexpr):
-    """M_p(t + k) and its slope by Horner's rule in t − ½; 0 for k ≥ p. table: `term.spline_table`."""
+    """M_p(t + k) and its slope by Horner's rule in t − ½; 0 for k ≥ p. table: `spline_table`."""
     s = t - 0.5
     value = tl.load(table + (ORDER - 1) * P + k)
     slope = tl.zeros_like(value)

@@ -40,7 +40,7 @@ class PackedNetwork:
         num_elements: K.
         forces, stress: what to compute.
         use_kernels: operations are kernels: Triton's on a CUDA device, numba's on a CPU.
-        labels: of `packing.further_labels`; their properties are computed.
+        labels: of `loop.further_labels`; their properties are computed.
 
     Attributes:
         energies: whether it has energies.
