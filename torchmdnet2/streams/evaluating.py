@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluated", "Evaluation", "FrameSource", "evaluate_stream", "failures_file", "members_of"]
 
-_ALL = 2**17  # atoms of which the spread is kept as a whole; then of fewer and fewer
+_ALL = 2**17  # atoms of which the spread is kept as a whole; of more, that of a random sample
 _BLOCK = {"cpu": 128, "cuda": 2048}  # least number of frames that are computed, written and repeated together
 _ARRAYS = tuple(f.name for f in fields(System))
 
@@ -64,7 +65,7 @@ class FrameBlock:
         parts: of each run of frames with the same labels, the arrays of its structures and those of its labels.
         names: names of all frames.
         failures: lines about frames before the end of the block that could not be read.
-        stride: the spread of every stride-th atom or structure is kept.
+        stride: the spread of one in so many atoms or structures is kept.
     """
 
     parts: list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]
@@ -92,6 +93,11 @@ class FrameBlock:
             for system, labels in self.parts
         ]
         return InMemoryDataset.packed(samples, self.names)
+
+    @property
+    def num_atoms(self) -> int:
+        """Number of atoms of all frames."""
+        return sum(len(system["z"]) for system, _ in self.parts)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -155,7 +161,7 @@ class FrameSource:
             self._failures.clear()
             stride = 1 << max(0, atoms // _ALL).bit_length()
             made = FrameBlock.of(kept, names, failures, stride)
-            atoms += sum(sample.system.num_atoms for sample in kept)
+            atoms += made.num_atoms
             kept, names = [], []
             return made
 
@@ -178,9 +184,9 @@ class EvaluatedBlock:
     """The result of a block.
 
     Attributes:
-        read: number of its frames.
+        read, atoms: number of its frames, and of their atoms.
         unread: number of frames before its end that could not be read.
-        frames, atoms: number of frames that were evaluated, and of their atoms.
+        frames: number of frames that were evaluated.
         periodic: whether one of them is periodic.
         sums: `ErrorSums.sums` of the model, or of the mean and each member, as plain data.
         spread: `Spread.rows`.
@@ -189,13 +195,13 @@ class EvaluatedBlock:
     """
 
     read: int
+    atoms: int
     unread: int
     failures: list[str]
     frames: int = 0
-    atoms: int = 0
     periodic: bool = False
     sums: list[list[dict[str, list]]] = field(default_factory=list)
-    spread: list[tuple[str, str, list, list]] = field(default_factory=list)
+    spread: list[tuple[str, str, int, list, list]] = field(default_factory=list)
     text: str = ""
 
 
@@ -239,7 +245,7 @@ class _BlockEvaluator:
         self._evaluators = {id(member): Evaluator(member) for member in members}
 
     def __call__(self, block: FrameBlock) -> EvaluatedBlock:
-        found = EvaluatedBlock(len(block), len(block.failures), list(block.failures))
+        found = EvaluatedBlock(len(block), block.num_atoms, len(block.failures), list(block.failures))
         if not len(block):
             return found
         frames = Frames(block.dataset(), range(len(block)), (self._ensemble or self._potential).cutoff, cache_bytes=0)
@@ -257,15 +263,14 @@ class _BlockEvaluator:
         Raises:
             ValueError: a frame is refused, or its energy is not finite.
         """
-        some, texts, periodic, atoms = frames.of(np.asarray(chosen)), io.BytesIO(), False, 0
+        some, texts, periodic = frames.of(np.asarray(chosen)), io.BytesIO(), False
         options = self._options
 
         def each(batch: Batch, result: Result) -> None:
-            nonlocal periodic, atoms
+            nonlocal periodic
             if not bool(result.energy.isfinite().all()):
                 raise ValueError("its energy is not finite")
             periodic |= bool(batch.sample.system.pbc.any())
-            atoms += batch.sample.system.num_atoms
             if options.predictions:
                 names = [frames.data.name(k) for k in batch.frames]
                 write_frames(texts, predicted_frames(batch, result, self._potential.outputs, names))
@@ -279,10 +284,9 @@ class _BlockEvaluator:
                 self._ensemble, some, options.properties, size, units=units, each=each, predict=predict
             )
             sums = together.sums
-            found.spread += together.spread.rows(stride)
+            found.spread += together.spread.rows(stride, zlib.crc32(frames.data.name(chosen[0]).encode()))
         found.sums.append([_plain(own) for own in sums])
         found.frames += len(some)
-        found.atoms += atoms
         found.periodic |= periodic
         found.text += texts.getvalue().decode()
 

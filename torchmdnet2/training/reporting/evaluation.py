@@ -292,6 +292,7 @@ class Spread:
     def __init__(self) -> None:
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._units: dict[str, str] = {}
+        self._stride = 1
 
     def add(self, name: str, error: Tensor, deviation: Tensor, unit: str) -> None:
         """Add errors of the mean and deviations of the members, of one property, [n, …] with vectors and tensors
@@ -305,17 +306,24 @@ class Spread:
         """Return |error| [n] and deviation [n] by property; of vectors and tensors their lengths (Frobenius)."""
         return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
 
-    def rows(self, stride: int) -> list[tuple[str, str, list, list]]:
-        """Return every stride-th of the values as plain data: name, unit, errors and deviations."""
+    def rows(self, stride: int, seed: int) -> list[tuple[str, str, int, list, list]]:
+        """Return one in `stride` of the values, drawn at random, as plain data: name, unit, stride, errors and
+        deviations. Regular ones would be the same atoms of each molecule."""
         return [
-            (name, self._units[name], error[::stride].tolist(), deviation[::stride].tolist())
-            for name, (error, deviation) in self._joined().items()
+            (name, self._units[name], stride, *(values.tolist() for values in _drawn(pair, stride, seed)))
+            for name, pair in self._joined().items()
         ]
 
-    def add_rows(self, rows: Iterable[tuple[str, str, list, list]]) -> None:
-        """Add the `rows` of another object."""
-        for name, unit, error, deviation in rows:
-            self.add(name, torch.tensor(error, dtype=torch.float64), torch.tensor(deviation), unit)
+    def add_rows(self, rows: Iterable[tuple[str, str, int, list, list]]) -> None:
+        """Add the `rows` of other objects, and keep as few of all as of those with the largest stride."""
+        for name, unit, stride, *values in rows:
+            if stride > self._stride:
+                part = stride // self._stride
+                self._rows = {own: [_drawn(pair, part, stride)] for own, pair in self._joined().items()}
+                self._stride = stride
+            if values[0]:
+                error, deviation = (torch.tensor(value, dtype=torch.float64) for value in values)
+                self.add(name, error, deviation, unit)
 
     def summary(self) -> dict[str, Any]:
         """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and their relation: "ratio",
@@ -340,6 +348,13 @@ class Spread:
             name: (torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
             for name, parts in self._rows.items()
         }
+
+
+def _drawn(pair: tuple[Tensor, Tensor], stride: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return one in `stride` of the rows, in order."""
+    random = torch.rand(len(pair[0]), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    chosen = random * stride < 1
+    return pair[0][chosen], pair[1][chosen]
 
 
 def _rms(error: Tensor, deviation: Tensor) -> dict[str, float]:
