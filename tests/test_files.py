@@ -4,6 +4,7 @@ import os
 import pytest
 
 from torchmdnet2.core.files import atomic_write
+from torchmdnet2.core.pipeline import Journal
 
 
 def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
@@ -16,3 +17,29 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch
     with pytest.raises(OSError, match=r"No space left on device: '.*a\.txt'"):
         atomic_write(tmp_path / "a.txt", "new")
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"] and (tmp_path / "a.txt").read_text() == "old"
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_full_disk_while_a_block_is_written(tmp_path, blocks):
+    """The error names the file; the blocks before it stay, and the run continues with the next one."""
+    resource = pytest.importorskip("resource")
+    files = [tmp_path / "a.xyz", tmp_path / "a.failed.txt"]
+    journal = Journal(files[0], files, {})
+    for _ in range(blocks):
+        journal.commit(1, "one\n", "")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*a\.xyz'"):
+            journal.commit(1, "two" * 3000, "")
+        journal.close(False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == (
+        ["a.failed.txt", "a.xyz", "a.xyz.progress"] if blocks else []
+    )
+    journal = Journal(files[0], files, {})
+    assert journal.done == blocks
+    journal.commit(1, "two\n", "")
+    journal.close(True)
+    assert files[0].read_text() == "one\n" * blocks + "two\n"

@@ -79,15 +79,17 @@ def append(file: BinaryIO, content: bytes) -> None:
     """Append to an unbuffered file all of the content or, where it cannot be written, nothing of it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; names the file.
     """
     before = file.seek(0, os.SEEK_END)
     try:
         rest = memoryview(content)
         while rest:
             rest = rest[file.write(rest) :]
-    except BaseException:  # a full disk takes a part first; an interruption may come in between
+    except BaseException as error:  # a full disk takes a part first; an interruption may come in between
         file.truncate(before)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, file.name) from error
         raise
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import BadConfig, needs_extra
-from .files import atomic_write, keep_old
+from .files import append, atomic_write, keep_old
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -380,10 +380,9 @@ class Journal:
         self._job = json.loads(json.dumps(job))
         self.kept: Any = None
         self.done, sizes = self._resume()
-        self._files = [open(path, "r+b" if path.exists() else "w+b") for path in self._paths]
+        self._files = [open(path, "ab", buffering=0) for path in self._paths]
         for file, size in zip(self._files, sizes, strict=True):
             file.truncate(size)
-            file.seek(size)
 
     def _resume(self) -> tuple[int, list[int]]:
         found = json.loads(self._state.read_text()) if self._state.exists() else None
@@ -413,11 +412,13 @@ class Journal:
             records: number of records of the input in the block.
             texts: text for each file.
             kept: the attribute from now on.
+
+        Raises:
+            OSError: they cannot be written, as on a full disk; names the file.
         """
         self.kept = kept
         for file, text in zip(self._files, texts, strict=True):
-            file.write(text.encode())
-            file.flush()
+            append(file, text.encode())
             os.fsync(file.fileno())
         self.done += records
         self._save(self.done, [file.tell() for file in self._files])
