@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 import torch
 from ase.build import molecule
+from ase.io import write
+from learn.learn_world import labelled, raw_config, water_like
 from streams.test_relax import rattled
 
 import torchmdnet2
 from torchmdnet2.engine.graph import CudaGraph
 from torchmdnet2.evaluator import Evaluator
+from torchmdnet2.learn import parse_learn_config, run_learning
+from torchmdnet2.learn.loop import _train
+from torchmdnet2.md import check_stability
 from torchmdnet2.streams import relaxing
 from torchmdnet2.streams.batches import BatchCapacity, BatchOptions
 from torchmdnet2.streams.lbfgs import BatchedLBFGS
@@ -132,3 +137,29 @@ def test_two_gpus_keep_the_order(run):
     found = [run("organic-small", starts, devices=names, block=4) for names in ("cuda:0", "all")]
     for one, two in zip(*found, strict=True):
         assert abs(one.structures[0].info["energy"] - two.structures[0].info["energy"]) < 2e-4
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_two_gpus_share_replicas():
+    frames = rattled(["CH3CH2OH", "H2O", "C2H4"])
+    options = {"temperatures": [300], "time": 0.05, "replicas": 9, "seed": 2}
+    one, two = (check_stability("organic-small", frames, devices=d, **options).runs for d in ("cuda:0", "all"))
+    assert [(a.replica, a.frame, a.whole) for a in one] == [(k, k // 3, True) for k in range(9)]
+    for a, b in zip(one, two, strict=True):
+        assert (a.replica, a.frame, a.whole) == (b.replica, b.frame, b.whole)
+        assert a.mean_temperature == pytest.approx(b.mean_temperature, rel=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_learn_trains_a_member_on_the_second_gpu(tmp_path):
+    write(tmp_path / "morse.xyz", [labelled(water_like(seed)) for seed in range(8)])
+    raw = raw_config(tmp_path / "morse.xyz", tmp_path / "learn")
+    del raw["train"]["training"]["device"]
+    config = parse_learn_config({**raw, "devices": "cuda:0,cuda:1"})
+    data = {"train": str(tmp_path / "morse.xyz"), "split": {"validation": 0.25, "test": 0}}
+    training = config.training(True, data, tmp_path / "member", 0)
+    before = torch.cuda.memory_stats(0).get("allocation.all.allocated", 0)
+    _train("cuda:1", training)
+    assert torch.cuda.memory_stats(1)["allocation.all.allocated"] > 0
+    assert torch.cuda.memory_stats(0).get("allocation.all.allocated", 0) == before and torch.cuda.current_device() == 0
+    assert run_learning(config).rounds
