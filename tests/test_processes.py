@@ -27,11 +27,12 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.core import devices as processes
 from torchmdnet2.core import files, pipeline
-from torchmdnet2.core.pipeline import _in_words, devices_pool, helpers_pool, in_order
+from torchmdnet2.core.pipeline import ProcessEnded, _in_words, devices_pool, helpers_pool, in_order
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.streams import run
 from torchmdnet2.training.run.folder import exclusive_folder
+from torchmdnet2.training.steps.trainer import Interrupted
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -165,10 +166,16 @@ def _threads(device):
     return lambda _: (torch.get_num_threads(), [os.environ.get(name) for name in pipeline._THREADS])
 
 
+def _stop(block):
+    raise Interrupted(signal.SIGTERM, "stopped after step 7")
+
+
 def _faulty(kind, device):
     """Work that fails in a way, or at once."""
     if kind == "setup":
         raise BadConfig(f"no {device}")
+    if kind == "stop":
+        return _stop
     works = {
         "work": lambda block: {}[block], "warning": lambda block: warnings.warn(f"doubts about {block}", stacklevel=2),
         "kill": lambda block: os.kill(os.getpid(), signal.SIGKILL), "long": lambda block: time.sleep(300),
@@ -177,7 +184,10 @@ def _faulty(kind, device):
 
 
 def test_errors_and_warnings_of_processes_are_told_here():
-    faults = {"setup": (BadConfig, "no cpu"), "work": (KeyError, "7"), "kill": (RuntimeError, "ended .*; take fewer")}
+    faults = {
+        "setup": (BadConfig, "no cpu"), "work": (KeyError, "7"), "kill": (ProcessEnded, "ended .*; take fewer"),
+        "stop": (Interrupted, "stopped after step 7"),
+    }  # fmt: skip
     for kind, (error, words) in faults.items():
         with (
             pytest.raises(error, match=words),

@@ -321,6 +321,8 @@ def test_nothing_left_to_select(raw_learn, monkeypatch):
         ({"dynamics__temperatures": []}, r"dynamics\.temperatures"),
         ({"dynamics__temperatures": [300.0, 300.0]}, "a temperature is given twice"),
         ({"dynamics__every": 5.0}, r"every \(5.0 ps\) must be between"),
+        ({"devices": "cpu,cuda:0"}, "devices: should be all, or names of one kind, such as cuda:0,cuda:1"),
+        ({"devices": "gpu"}, "devices: should be all, or names of one kind"),
         ({"members": 1}, "members: should be greater than or equal to 2, got 1"),
         ({"train__model__hiden_channels": 3}, r"train: model\.hiden_channels: unknown key, did you mean"),
         ({"train__data": {"train": "x"}}, r"train\.data: is set by the loop"),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
@@ -163,6 +164,15 @@ def _read(progress) -> int:
         return json.loads(progress.read_text())["records"]
     except ValueError:
         return 0
+
+
+def test_a_process_that_is_ended_is_told_without_a_traceback(folder, capsys, monkeypatch):
+    def end(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(evaluating, "in_order", end)
+    assert main(["evaluate", "m.tmn", "data.xyz", "--devices", "cpu,cpu"]) == 1
+    assert capsys.readouterr().err.startswith("torchmdnet2 evaluate: the processes could not start. Each")
 
 
 def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_blocks):

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = [
-    "Journal", "Pool", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order", "may_have_children",
+    "Journal", "Pool", "ProcessEnded", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order",
+    "may_have_children",
 ]  # fmt: skip
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
@@ -51,6 +52,10 @@ _busy = _stopped = False
 _jobs: dict[str, Work] = {}  # of the last runs on this worker of a cluster
 _JOBS = 2  # most of them
 _LOCK = threading.Lock()
+
+
+class ProcessEnded(RuntimeError):
+    """A process was ended from outside, or could not start."""
 
 
 class Pool(NamedTuple):
@@ -113,7 +118,7 @@ def devices_pool(
     Raises:
         BadConfig: there is no scheduler at the address.
         MissingBackend: the package distributed is not installed.
-        RuntimeError: the system ended a process, for example when memory was short, or a process could not start.
+        ProcessEnded: the system ended a process, for example when memory was short, or a process could not start.
     """
     if dask is not None:
         with _cluster(setup, devices[0], dask) as pool:
@@ -141,7 +146,7 @@ def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Poo
         module: name of the module that does the work, which is imported before processes are copied.
 
     Raises:
-        RuntimeError: as `devices_pool`.
+        ProcessEnded: as `devices_pool`.
     """
     context = _context(module)
     begun = context.Event()
@@ -213,7 +218,7 @@ def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[Pool]:
             lambda: max(1, len(client.scheduler_info(n_workers=-1)["workers"])),
         )
     except KilledWorker as error:
-        raise RuntimeError(f"several workers of the cluster were ended from outside by the same block: {error}; "
+        raise ProcessEnded(f"several workers of the cluster were ended from outside by the same block: {error}; "
                            "the results so far are written") from None  # fmt: skip
     finally:
         if client is not dask:
@@ -270,11 +275,11 @@ def _in_words(begun: Callable[[], bool], remedy: str = _RESUME) -> Iterator[None
         yield
     except BrokenProcessPool:
         if not begun():
-            raise RuntimeError(
+            raise ProcessEnded(
                 "the processes could not start. Each of them imports the running script: put its "
                 "work under `if __name__ == '__main__':`"
             ) from None
-        raise RuntimeError(
+        raise ProcessEnded(
             f"a process was ended from outside, as the system does when memory is short; {remedy}"
         ) from None
 

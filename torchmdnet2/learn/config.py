@@ -6,6 +6,7 @@ The section `train` is a configuration of `torchmdnet2 train`, without the setti
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -172,6 +173,14 @@ class LearnConfig(Section):
     licence: str = Field(default="not stated", description="licence of the models, for their cards")
     output: FolderConfig = Field(default_factory=FolderConfig)
 
+    @field_validator("devices")
+    @classmethod
+    def check_devices(cls, value: str | None) -> str | None:
+        value = value and value.replace(" ", "")
+        if value is not None and not re.fullmatch(r"auto|all|cpu(,cpu)*|cuda(:\d+)?(,cuda(:\d+)?)*", value):
+            raise ValueError("should be all, or names of one kind, such as cuda:0,cuda:1 or cpu,cpu")
+        return value
+
     @field_validator("selection", mode="before")
     @classmethod
     def check_selection(cls, value: Any) -> dict[str, Any]:
@@ -205,9 +214,9 @@ class LearnConfig(Section):
             "seed": seed,
         }
         if self.devices is not None:
-            first_one, _, others = self.devices.partition(",")
-            kind = first_one.partition(":")[0] if others else first_one
-            raw["training"]["device"] = "auto" if kind == "all" else kind
+            one, *others = self.devices.split(",")
+            device = one.partition(":")[0] if others else one
+            raw["training"]["device"] = "auto" if device == "all" else device
         raw["data"] = dict(data)
         raw["output"] = {"folder": str(folder), "report": False, "licence": self.licence}
         return parse_config(raw, "train" if first else "refine")

@@ -144,6 +144,9 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(text)
         self.exit_code = 128 + number
 
+    def __reduce__(self) -> tuple[Any, ...]:  # of a process that trains a member of a committee
+        return type(self), (self.exit_code - 128, str(self))
+
 
 @contextmanager
 def catch_signals() -> Iterator[Callable[[], int | None]]:
