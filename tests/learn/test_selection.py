@@ -9,6 +9,7 @@ from ase import Atoms
 from tiny import ELEMENTS, ethanol, tiny_potential
 
 from torchmdnet2 import System
+from torchmdnet2.core.pipeline import devices_pool
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.learn import SELECTIONS
 from torchmdnet2.learn.config import DynamicsConfig
@@ -22,6 +23,7 @@ from torchmdnet2.learn.selection import (
     unlabelled,
     write_trajectories,
 )
+from torchmdnet2.md import stability
 
 RNG = np.random.default_rng(0)
 
@@ -137,3 +139,22 @@ def test_replicas_run_with_the_members_in_turn(committee):
         if run.whole:
             np.testing.assert_allclose(run.time, [0, 0.01, 0.02, 0.03], atol=1e-12)
             assert run.regular.all() and (run.spread > 0).all()
+
+
+def test_an_exploration_that_goes_on_has_the_same_batches(committee, monkeypatch):
+    """At the temperatures that are left, as the sizes of batches change the rounding."""
+    sizes, begin = [], stability.ReplicaBatch.__init__
+    monkeypatch.setattr(
+        stability, "devices_pool", lambda setup, devices, **_: devices_pool(setup, devices[:1], here=True)
+    )
+    monkeypatch.setattr(
+        stability.ReplicaBatch, "__init__", lambda self, p, r, *more: sizes.append(len(r)) or begin(self, p, r, *more)
+    )
+    config = DynamicsConfig(temperatures=[50.0, 60.0], time=0.01, replicas=8, every=0.01)
+    found = []
+    for temperatures in ([50.0, 60.0], [60.0]):
+        *_, last = explore(lambda device: committee, ["cpu"] * 4, [ethanol()], temperatures, config, seed=5)
+        found.append(last)
+    assert sizes == [4, 4] * 3
+    for one, other in zip(*found, strict=True):
+        assert one.temperature == 60.0 and np.array_equal(one.pos, other.pos)

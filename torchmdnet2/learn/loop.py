@@ -142,7 +142,8 @@ def explore(
         opening: function that returns the models on a device; replica k runs with member k modulo their number.
         devices: names of devices, which share the replicas; each of several has a process.
         starts: structures from which starts are chosen evenly; the reference length of a bond is its mean over them.
-        temperatures: temperatures in K.
+        temperatures: temperatures in K, of those in `config`. The others change nothing but the sizes of batches, so
+            that an interrupted exploration goes on with the same bits.
         config: the section `dynamics`.
         seed: replica k has seed + k.
         console: console for progress; None shows nothing.
@@ -157,7 +158,9 @@ def explore(
     """
     members = opening("cpu").members
     steps = round(1000 * config.time / config.timestep)
-    plan = [MDOptions(steps, config.timestep, "nvt", t, config.friction, seed, config.replicas) for t in temperatures]
+    plan = [
+        MDOptions(steps, config.timestep, "nvt", t, config.friction, seed, config.replicas) for t in config.temperatures
+    ]
     chosen = _chosen(starts, config)
     checked = {k: checked_start(starts[k], k, members[0], None, None) for k in dict.fromkeys(chosen)}
     bonds = {k: Bonds(System.from_ase(atoms), alike(atoms, starts)) for k, atoms in checked.items()}
@@ -170,7 +173,7 @@ def explore(
     ]
     found: list[Trajectory] = []
     with torch.inference_mode(False):
-        for trajectory in run_replicas(runs, opening, devices, console):
+        for trajectory in run_replicas(runs, opening, devices, console, temperatures):
             found.append(trajectory)
             if len(found) == config.replicas:
                 yield sorted(found, key=lambda one: one.replica)

@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing.sharedctypes import RawArray
@@ -612,7 +612,11 @@ def alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
 
 
 def run_replicas(
-    runs: Sequence[ReplicaRun], opening: Callable[[str], Any], devices: Sequence[str], console: Console | None
+    runs: Sequence[ReplicaRun],
+    opening: Callable[[str], Any],
+    devices: Sequence[str],
+    console: Console | None,
+    temperatures: Collection[float] | None = None,
 ) -> Iterator[Any]:
     """Run replicas in batches, which are handed out to one process for each device.
 
@@ -622,6 +626,7 @@ def run_replicas(
         devices: as from `devices_of`.
         console: where replicas are reported when they break (with several devices when their batch ends), and in a
             terminal the progress; None prints nothing.
+        temperatures: K; only replicas at these run, in the batches that they have beside the others. None: all.
 
     Yields:
         `outcome` of each replica, by temperature.
@@ -629,7 +634,11 @@ def run_replicas(
     Raises:
         RuntimeError: the system ended a process.
     """
-    batches = _batches(runs, len(devices))
+    batches = [
+        batch
+        for batch in _batches(runs, len(devices))
+        if temperatures is None or batch[0].options.target_temperature in temperatures
+    ]
     progress = _Progress(console, batches)
     record = progress.update if len(devices) == 1 else partial(_record, progress.reached)
     remedy = "take fewer replicas or fewer devices"
