@@ -473,6 +473,16 @@ def test_two_devices_end_with_the_same_bits(finished, brittle, tmp_path):
     assert fingerprints(tmp_path / "two") == fingerprints(whole.ensemble.parent)
 
 
+def test_no_other_device_is_used_than_the_given_ones(raw_learn, monkeypatch, tmp_path):
+    """The committee was evaluated on the first GPU, also where that was not among them."""
+    del raw_learn["train"]["training"]["device"]
+    monkeypatch.setattr(loop, "device_of", lambda name: name)
+    monkeypatch.setattr(loop, "devices_of", lambda names: names.split(","))
+    monkeypatch.setattr(loop.Ensemble, "load", lambda path, device: device)
+    run = loop._Loop(parse_learn_config(changed(raw_learn, devices="cuda:2,cuda:3")), tmp_path, TrainingLog(None))
+    assert run._committee(0) == "cuda:2"
+
+
 def test_errors_of_a_training_in_a_process_are_told(raw_learn, monkeypatch, tmp_path):
     del raw_learn["train"]["training"]["device"]
     config = parse_learn_config(changed(raw_learn, devices="cpu,cpu"))

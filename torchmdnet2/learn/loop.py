@@ -618,8 +618,7 @@ class _Loop:
         return sum(asked), sum(failed)
 
     def _committee(self, number: int) -> Ensemble:
-        device = device_of(self._training(0, 0).training.device)
-        return Ensemble.load(self._of(number) / "ensemble.json", device)
+        return Ensemble.load(self._of(number) / "ensemble.json", self.devices[0])
 
     @contextmanager
     def _timed(self, number: int, phase: str) -> Iterator[None]:
