@@ -4,8 +4,19 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
+from ase.io import write
 
-from torchmdnet2.data import AseDataset, ConcatDataset, HDF5Dataset, InMemoryDataset, Subset, collate, write_hdf5
+from torchmdnet2.data import (
+    AseDataset,
+    ConcatDataset,
+    HDF5Dataset,
+    InMemoryDataset,
+    Subset,
+    collate,
+    file_readers,
+    write_hdf5,
+)
 from torchmdnet2.data.ase_formats import ExtxyzReader
 from torchmdnet2.data.check import check_batch
 from torchmdnet2.data.dataset import select
@@ -13,6 +24,7 @@ from torchmdnet2.errors import BadData
 
 from .frames import make_mixture, make_sample, same
 from .test_hdf5 import ALL, write_peer, write_spice
+from .test_peer_formats import write_ace
 
 EV = {"energy": "eV", "length": "angstrom"}
 
@@ -57,6 +69,43 @@ def test_chunks_name_what_is_wrong(tmp_path, change, message):
     write_peer(tmp_path / "a.h5", **change)
     with pytest.raises(BadData, match=message):
         list(HDF5Dataset(tmp_path / "a.h5", units=EV).chunks())
+
+
+@pytest.mark.parametrize("kind", ["xyz", "h5", "npz", "npy", "ace 1.0", "ace 2.0"])
+def test_a_frame_that_cannot_be_used_is_left_out(tmp_path, kind):
+    """In every format, with a line that names it; all others are there, under their numbers."""
+    pos, energy = np.random.default_rng(0).normal(size=(6, 3, 3)), np.arange(6.0)
+    pos[3, 1, 0] = np.nan
+    z, path = np.array([8, 1, 1]), tmp_path / f"a.{kind[:3]}"
+    if kind == "xyz":
+        for place, value in zip(pos, energy, strict=True):
+            write(path, Atoms(z, place, info={"energy": value}), append=True, format="extxyz")
+    elif kind == "h5":
+        write_peer(path, types=z, pos=pos, energy=energy, forces=np.zeros_like(pos))
+    elif kind == "npz":
+        np.savez(path, z=z, R=pos, E=energy)
+    elif kind == "npy":
+        for name, values in {"pos": pos, "z": z, "energy": energy}.items():
+            np.save(tmp_path / f"{name}.npy", values)
+    else:
+        path = tmp_path / "a.h5"
+        write_ace(path, kind[4:], 6)
+        with h5py.File(path, "r+") as file:
+            (file["NH4/conformations/c3"] if kind == "ace 1.0" else file["master/NH4"])["positions"][
+                (..., 0) if kind == "ace 1.0" else 3
+            ] = np.nan
+    path = tmp_path / "pos.npy" if kind == "npy" else path
+    keys = {"energy": "E" if kind == "npz" else "energy"}
+    if kind == "npy":
+        keys = {name: str(tmp_path / f"{file}.npy") for name, file in (("energy", "energy"), ("numbers", "z"))}
+    (reader,) = file_readers([str(path)], keys, {} if "ace" in kind else EV)
+    lines = []
+    with pytest.raises(BadData, match="frame 3"):
+        list(reader.chunks())
+    reader.leave_out = lines.append
+    names = [name for chunk in reader.chunks() for name in chunk.names]
+    assert [int(name[-1]) for name in names if "group 'b'" not in name] == [0, 1, 2, 4, 5]
+    assert len(lines) == 1 and "frame 3" in lines[0] and "not finite" in lines[0]
 
 
 def test_a_flipped_byte_is_named_by_chunks_too(tmp_path):

@@ -20,7 +20,6 @@ import torch
 from ..core.files import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from ..errors import BadData
 from ..system import System
-from .check import check_batch
 from .dataset import Sample
 from .labels import LABELS, Names, checked_keys, label_factors, label_names
 from .reader import Chunk, Reader, register_format
@@ -88,28 +87,28 @@ class AceReader(Reader):
             version = _text(file.attrs.get("layout_version", ""))
             if version not in ("1.0", "2.0"):
                 raise BadData(f"{self.path}: version '{version}' of the Ace layout is unknown; known are 1.0 and 2.0")
-            for chunk in self._version_1(file) if version == "1.0" else self._version_2(file):
-                self.num_frames += chunk.sample.system.num_systems
-                yield chunk
+            yield from self._version_1(file) if version == "1.0" else self._version_2(file)
         if self.num_frames == 0:
             raise BadData(f"{self.path}: the file has no frames")
 
     def _version_1(self, file: h5py.File) -> Iterator[Chunk]:
         for name, molecule in file.items():
             for k, frame in enumerate(molecule["conformations"].values()):
-                yield self._chunk(molecule, frame, f"{self.path}, molecule '{name}'", k, single=True)
+                yield from self._chunk(molecule, frame, f"{self.path}, molecule '{name}'", k, single=True)
 
     def _version_2(self, file: h5py.File) -> Iterator[Chunk]:
         for master in file.values():
             for name, molecule in master.items():
                 if len(molecule["positions"]):
-                    yield self._chunk(molecule, molecule, f"{self.path}, molecule '{name}'", 0, single=False)
+                    yield from self._chunk(molecule, molecule, f"{self.path}, molecule '{name}'", 0, single=False)
 
-    def _chunk(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Chunk:
+    def _chunk(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Iterator[Chunk]:
         with damage_is_bad_data(where, _FAULT):
-            return self._read(molecule, frames, where, first, single)
+            sample = self._read(molecule, frames, where, single)
+        self.num_frames += sample.system.num_systems
+        yield from self.usable(sample, where, first)
 
-    def _read(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Chunk:
+    def _read(self, molecule: h5py.Group, frames: h5py.Group, where: str, single: bool) -> Sample:
         z = _whole(molecule["atomic_numbers"], where)
         pos = self._values(frames["positions"], "pos", where, single)
         if z.ndim != 1 or pos.shape[1:] != (len(z), 3):
@@ -144,7 +143,7 @@ class AceReader(Reader):
                                   f"frames of {len(z)} atoms")  # fmt: skip
                 labels[name] = value.reshape(shape)
                 self.counts[name] += count
-        return Chunk(check_batch(Sample(system, labels), where, first), where, first)
+        return Sample(system, labels)
 
     def _values(self, dataset: h5py.Dataset, name: str, where: str, single: bool) -> torch.Tensor:
         """Return a label in the package's units, [S, …]."""

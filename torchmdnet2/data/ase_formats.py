@@ -35,7 +35,7 @@ from .labels import (
     label_factors,
     stress_of,
 )
-from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, find_format, joined, register_format, stacked
+from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, find_format, register_format, stacked
 from .structure_warnings import warn_of_hydrogens, warn_of_placeholder
 from .structures import (
     Beside,
@@ -152,19 +152,9 @@ class FrameReader(Reader):
                     )
 
     def _joined(self, rows: list[FrameRow]) -> Iterator[Chunk]:
-        """Yield the last frames as a chunk, or those of them that can be used as chunks of one."""
-        first = self.num_frames - len(rows)
-        try:
-            if rows:
-                yield joined(rows, self.path, first)
-        except BadData:
-            if self.leave_out is None:
-                raise
-            for k, row in enumerate(rows, first):
-                try:
-                    yield joined([row], self.path, k)
-                except BadData as error:
-                    self.leave_out(str(error))
+        """Yield the last frames."""
+        if rows:
+            yield from self.usable(stacked(rows), self.path, self.num_frames - len(rows))
 
     def _row(self, frame: Frame, where: str) -> FrameRow:
         entries = frame.entries

@@ -35,7 +35,7 @@ from ..errors import BadData
 from ..system import System
 from ..units import OWN_UNITS
 from .ace_format import AceReader, is_ace
-from .check import check_batch, check_sample
+from .check import check_sample
 from .dataset import Dataset, Sample, checked_index, collate
 from .labels import (
     CELLS,
@@ -432,20 +432,15 @@ class HDF5Dataset(Dataset, Reader):
             sample = self._read_many(group, first, count)
             if sample is None:  # read frames one by one, which handles unusual groups and names the frame of an error
                 sample = collate([self[start + first + k] for k in range(count)])
-            chunk = Chunk(check_batch(sample, where, first), where, first)
-        except BadData:
+        except BadData as error:
             if self.leave_out is None:
                 raise
-        else:
-            yield chunk
-            return
-        for k in range(first, first + count):
-            try:
-                chunk = Chunk(check_batch(self[start + k], where, k), where, k)
-            except BadData as error:
+            if count == 1:
                 self.leave_out(str(error))
-            else:
-                yield chunk
+            for k in range(count) if count > 1 else ():
+                yield from self._chunk(group, start, where, first + k, 1)
+        else:
+            yield from self.usable(sample, where, first)
 
     def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
         """Return frames first … first + count − 1 of a group at once; None for unusual groups, read one by one."""

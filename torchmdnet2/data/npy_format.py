@@ -20,7 +20,6 @@ from ..core.stated import of_charges, of_first_frame, statements, warn_of_sums
 from ..core.stated_words import may_be_charges, stated_units, unit_in_name
 from ..errors import BadData
 from ..system import System
-from .check import check_batch
 from .dataset import Sample
 from .labels import (
     LABELS,
@@ -118,7 +117,7 @@ class ArrayReader(Reader):
             part = slice(first, min(first + step, frames))
             sample = self._sample({name: array for name, (_, array) in arrays.items()}, part)
             self.num_frames += sample.system.num_systems
-            yield Chunk(check_batch(sample, where, first), where, first)
+            yield from self.usable(sample, where, first)
 
     def _with_lattice(
         self, where: str, arrays: Mapping[str, tuple[str, np.ndarray]]

@@ -49,7 +49,6 @@ __all__ = [
     "find_format",
     "first_words",
     "format_of",
-    "joined",
     "make_readers",
     "register_format",
     "stacked",
@@ -96,7 +95,7 @@ class Reader(ABC):
         kinds: words so far that name kinds of frames, at most 1,000.
         num_frames: number of frames so far.
         leave_out: function that gets a line about each frame that cannot be used, which is then left out. With None it
-            is an error, as it always is where the reader cannot find the next frame, and in Ace, npz and npy files.
+            is an error, as it always is where the reader cannot find the next frame.
     """
 
     extensions: ClassVar[tuple[str, ...]] = ()
@@ -156,6 +155,29 @@ class Reader(ABC):
         Raises:
             BadData: a frame is damaged or cannot be used; the message names it.
         """
+
+    def usable(self, sample: Sample, where: str, first: int) -> Iterator[Chunk]:
+        """Yield frames as one checked chunk, or those of them that can be used as chunks of one: see `leave_out`.
+
+        Args:
+            sample: structures with the same labels.
+            where, first: as of `Chunk`.
+
+        Raises:
+            BadData: a frame cannot be used.
+        """
+        count = sample.system.num_systems
+        try:
+            chunk = Chunk(check_batch(sample, where, first), where, first)
+        except BadData as error:
+            if self.leave_out is None:
+                raise
+            if count == 1:
+                self.leave_out(str(error))
+            for k in range(count) if count > 1 else ():
+                yield from self.usable(select(sample, np.array([k])), where, first + k)
+        else:
+            yield chunk
 
     def require_keys(self) -> None:
         """Raise BadData if a given key is in no frame that was read."""
@@ -218,15 +240,6 @@ def stacked(rows: Sequence[FrameRow]) -> Sample:
                                      else rows[0].labels[name])
               for name in label_names(rows[0].labels)}  # fmt: skip
     return Sample(system, labels)
-
-
-def joined(rows: Sequence[FrameRow], where: str, first: int) -> Chunk:
-    """Return rows with the same labels as a checked chunk.
-
-    Raises:
-        BadData: a frame cannot be used.
-    """
-    return Chunk(check_batch(stacked(rows), where, first), where, first)
 
 
 # --- Samples kept in memory, packed into a few large tensors ---
