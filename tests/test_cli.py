@@ -465,7 +465,7 @@ def test_train_then_evaluate_gives_the_stored_errors(capsys, folder, tmp_path):
     assert run(capsys, "train", tmp_path / "c.yaml", "--resume", "auto")[0] == 0
     model = tmp_path / "run" / "best.tmn"
     stored = json.loads(run(capsys, "info", model, "--json")[1])["metadata"]["errors"]["test"]
-    split = ["--split", tmp_path / "run" / "splits.json", "--json", "--device", "cpu"]
+    split = ["--split", tmp_path / "run" / "splits.json", "--json", "--devices", "cpu"]
     code, out, _ = run(capsys, "evaluate", model, folder / "data.xyz", *split)
     found = json.loads(out)
     assert code == 0 and stored.keys() == found.keys() - {"frames"}

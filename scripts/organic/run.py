@@ -203,7 +203,7 @@ def judge(run: Runner, name: str, gpu: int) -> dict[str, subprocess.Popen]:
         running[f"evaluate-{name}"] = run.start(f"evaluate-{name}", words, [gpu])
         count = starts_of_dynamics(options)
         words = ["-m", "torchmdnet2", "stability", model, options.work / "dynamics.xyz", "--temperatures", "300,500",
-                 "--time", options.picoseconds, "--replicas", count, "--device", run.device, "--output",
+                 "--time", options.picoseconds, "--replicas", count, "--devices", run.device, "--output",
                  options.work / f"stability-{name}"]  # fmt: skip
         if count:
             running[f"stability-{name}"] = run.start(f"stability-{name}", words, [gpu])

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import molecule
 from ase.io import read, write
@@ -166,13 +167,20 @@ def _read(progress) -> int:
         return 0
 
 
-def test_a_process_that_is_ended_is_told_without_a_traceback(folder, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BrokenProcessPool(), "the processes could not start. Each"),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "CUDA out of memory. Remedy: lower --batch-size, or"),
+    ],
+)
+def test_an_end_by_the_system_is_told_without_a_traceback(folder, capsys, monkeypatch, error, words):
     def end(*_):
-        raise BrokenProcessPool
+        raise error
 
     monkeypatch.setattr(evaluating, "in_order", end)
     assert main(["evaluate", "m.tmn", "data.xyz", "--devices", "cpu,cpu"]) == 1
-    assert capsys.readouterr().err.startswith("torchmdnet2 evaluate: the processes could not start. Each")
+    assert capsys.readouterr().err.startswith(f"torchmdnet2 evaluate: {words}")
 
 
 def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_blocks):

@@ -218,7 +218,7 @@ def test_predictions_for_single_atoms_are_written_as_declared(tmp_path):
     model = {"name": "tensornet", "hidden_channels": 8, "num_layers": 0, "num_rbf": 4}
     save(Potential.from_config({"model": model, "properties": [shift, gap], "elements": [1]}), tmp_path / "m.tmn")
     write(tmp_path / "atoms.xyz", [Atoms("H"), Atoms("H")], format="extxyz")
-    command = ["evaluate", "m.tmn", "atoms.xyz", "--unlabelled", "--output", "out.xyz", "--device", "cpu"]
+    command = ["evaluate", "m.tmn", "atoms.xyz", "--unlabelled", "--output", "out.xyz", "--devices", "cpu"]
     root = str(Path(__file__).parents[2])
     run = subprocess.run(
         [warm_python(), "-m", "torchmdnet2", *command], cwd=tmp_path, capture_output=True, text=True, check=False,

@@ -21,6 +21,7 @@ __all__ = ["main"]
 _SMALLER = {
     "train": "lower training.batch_size, or set training.max_atoms instead",
     "md": "take fewer --replicas or fewer atoms, or --device cpu",
+    "evaluate": "lower --batch-size, or --devices cpu",
     "stability": "take fewer --replicas, or --devices cpu",
     "": "take fewer atoms at a time, or run on the CPU",
 }
