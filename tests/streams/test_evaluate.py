@@ -21,6 +21,7 @@ from warm import warm_python
 
 from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
+from torchmdnet2.data import file_readers
 from torchmdnet2.streams import evaluating
 
 
@@ -124,6 +125,18 @@ def test_frames_that_fail_are_lines(folder, capsys, small_blocks, devices):
     out, err = capsys.readouterr()
     assert json.loads(out)["failed"] == 20 and "20 of 200 frames could not be evaluated, also" in err
     assert len(re.findall("bad.xyz, frame", err)) == 10
+
+
+def test_blocks_of_large_structures_have_fewer_frames(folder, monkeypatch):
+    monkeypatch.setattr(evaluating, "_LARGEST", 40)
+    chain = Atoms("H60", np.arange(180.0).reshape(60, 3), info={"energy": 0.0})
+    write("large.xyz", [*[water(k) for k in range(30)], chain, chain, water(30)], format="extxyz")
+    for done, sizes in ((0, [13, 13, 4, 1, 1, 1]), (20, [10, 1, 1, 1])):
+        (reader,) = file_readers(["large.xyz"], {"energy": "energy"}, {})
+        blocks = list(evaluating.FrameSource.of_readers([reader], lambda: None).blocks(32, done, 0, 0))
+        assert [len(block) for block in blocks] == sizes and max(block.num_atoms for block in blocks) == 60
+        names = [name for block in blocks for name in block.names]
+        assert names == [f"large.xyz, frame {k}" for k in range(done, 33)]
 
 
 def test_without_any_good_frame_it_is_an_error(folder, capsys):

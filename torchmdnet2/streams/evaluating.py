@@ -10,6 +10,7 @@ import io
 import json
 import time
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
@@ -54,6 +55,7 @@ __all__ = ["Evaluated", "Evaluation", "FrameSource", "evaluate_stream", "failure
 
 _ALL = 2**17  # atoms of which the spread is kept as a whole; of more, that of a random sample
 _BLOCK = {"cpu": 128, "cuda": 2048}  # least number of frames that are computed, written and repeated together
+_LARGEST = 2**18  # atoms; blocks end when they have as many, so that large structures need no more memory
 _ARRAYS = tuple(f.name for f in fields(System))
 
 
@@ -143,7 +145,7 @@ class FrameSource:
         return cls(samples, [], len(chosen))
 
     def blocks(self, size: int, done: int, unread: int, atoms: int) -> Iterator[FrameBlock]:
-        """Yield blocks of `size` frames; the last may be shorter.
+        """Yield blocks of `size` frames; the last may be shorter, and those of large structures.
 
         Args:
             size: number of frames.
@@ -153,28 +155,33 @@ class FrameSource:
         """
         kept: list[Sample] = []
         names: list[str] = []
+        held = 0  # number of atoms
 
         def block() -> FrameBlock:
-            nonlocal kept, names, unread, atoms
+            nonlocal kept, names, held, unread, atoms
             skipped = min(unread, len(self._failures))
             failures, unread = self._failures[skipped:], unread - skipped
             self._failures.clear()
             stride = 1 << max(0, atoms // _ALL).bit_length()
             made = FrameBlock.of(kept, names, failures, stride)
             atoms += made.num_atoms
-            kept, names = [], []
+            kept, names, held = [], [], 0
             return made
 
         for sample, own in self._samples:
             first = min(done, len(own))
             done -= first
+            ends = [0, *np.cumsum(sample.system.atom_counts.numpy())]  # number of atoms up to each frame
             while first < len(own):
-                last = min(len(own), first + size - len(names))
-                kept.append(sample if last - first == len(own) else select(sample, np.arange(first, last)))
-                names += own[first:last]
-                first = last
-                if len(names) == size:
+                fits = bisect_right(ends, ends[first] + _LARGEST - held) - 1
+                last = min(first + size - len(names), max(fits, first + (not names)))
+                if last > first:
+                    kept.append(sample if last - first == len(own) else select(sample, np.arange(first, last)))
+                    names += own[first:last]
+                    held += ends[last] - ends[first]
+                if last < len(own) or len(names) == size:
                     yield block()
+                first = last
         if names or self._failures:
             yield block()
 
