@@ -309,9 +309,10 @@ class Spread:
     def rows(self, stride: int, seed: int) -> list[tuple[str, str, int, list, list]]:
         """Return one in `stride` of the values, drawn at random, as plain data: name, unit, stride, errors and
         deviations. Regular ones would be the same atoms of each molecule."""
+        drawn = {name: _drawn(pair, stride, seed) for name, pair in self._joined().items()}
         return [
-            (name, self._units[name], stride, *(values.tolist() for values in _drawn(pair, stride, seed)))
-            for name, pair in self._joined().items()
+            (name, self._units[name], stride, error.tolist(), deviation.tolist())
+            for name, (error, deviation) in drawn.items()
         ]
 
     def add_rows(self, rows: Iterable[tuple[str, str, int, list, list]]) -> None:
