@@ -214,8 +214,9 @@ def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_bl
         sys.exit(main(["evaluate", "m.tmn", "data.xyz", "--output", "out.xyz"]))
     monkeypatch.setattr(evaluating.Evaluated, "add", add)
     capsys.readouterr()
-    assert main(["evaluate", "n.tmn", "data.xyz", "--output", "out.xyz"]) == 2
-    assert "belongs to an interrupted run with another model" in capsys.readouterr().err
+    for command, changed in ((["n.tmn", "data.xyz"], "model"), (["m.tmn", "data.xyz", "--format", "ase"], "options")):
+        assert main(["evaluate", *command, "--output", "out.xyz"]) == 2
+        assert f"belongs to an interrupted run with another {changed}" in capsys.readouterr().err
 
 
 def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small_blocks):

@@ -114,7 +114,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     plain = trained.get("units") or {}
     evaluation = Evaluation(tuple(map(_absolute, models)), settings, wanted, options.batch_size, plain, bool(output))
     job = {"model": [identity(name) for name in models], "data": [identity(name) for name in data.files],
-           "options": repr((keys, units, settings, options.data, options.batch_size, options.subset)),
+           "options": repr((keys, units, settings, options.data, options.format, options.batch_size, options.subset)),
            "split": options.split and identity(options.split)}  # fmt: skip
     fresh = output is not None and not output.with_name(f"{output.name}.progress").exists()
     with keeping(output) if output is not None and fresh else nullcontext():
