@@ -180,6 +180,22 @@ def _read(progress) -> int:
         return 0
 
 
+@pytest.mark.parametrize("models", [["m.tmn"], ["m.tmn", "n.tmn"]])
+def test_batches_are_halved_where_a_gpu_has_too_little_memory(folder, capsys, monkeypatch, models):
+    whole, predict = errors(capsys, *models, "data.xyz@0:50"), evaluating.predict_with_dipole
+
+    def small(potential, batch, properties):
+        if len(batch.frames) > 5:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return predict(potential, batch, properties)
+
+    monkeypatch.setattr(evaluating, "predict_with_dipole", small)
+    halved = errors(capsys, *models, "data.xyz@0:50")
+    for name in ("energy", "forces"):
+        assert halved[name]["count"] == whole[name]["count"]
+        assert halved[name]["rmse"] == pytest.approx(whole[name]["rmse"], rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_Found = TypeVar("_Found")
 Predict: TypeAlias = Callable[[Potential, Batch, Properties], Result]
 """Predicts the energy, and forces and stress where the labels need them, of a batch."""
 
@@ -129,8 +130,8 @@ def _predictions(
     frames: Frames,
     properties: Properties,
     check: bool,
-    predict: Predict,
-) -> Iterator[tuple[Batch, Result]]:
+    predict: Callable[[Potential, Batch, Properties], _Found],
+) -> Iterator[tuple[Batch, _Found]]:
     """Yield predictions for each batch, or for its halves if the memory of a GPU is too small."""
     for batch in batches:
         batch = batch.to(potential.device)
@@ -429,12 +430,15 @@ def evaluate_ensemble(
     device = ensemble.members[0].device
     sums, *alone = (ErrorSums(LossConfig(), device, units) for _ in range(1 + len(ensemble.members)))
     spread = Spread()
-    for batch in Loader(frames)(batches or in_order(len(frames), batch_size)):
-        batch = batch.to(device)
+
+    def by_each(_: Potential, batch: Batch, properties: Properties) -> list[Result]:
         if check:
             for member in ensemble.members:
                 check_batch(member, batch, frames)
-        results = [(predict or predict_with_dipole)(member, batch, properties) for member in ensemble.members]
+        return [(predict or predict_with_dipole)(member, batch, properties) for member in ensemble.members]
+
+    every = Loader(frames)(batches or in_order(len(frames), batch_size))
+    for batch, results in _predictions(ensemble.members[0], every, frames, properties, False, by_each):
         mean = combine(results)
         if each is not None:
             each(batch, mean)
