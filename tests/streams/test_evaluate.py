@@ -19,9 +19,12 @@ from ase.io import read, write
 from tiny import tiny_potential
 from warm import warm_python
 
+import torchmdnet2
 from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
 from torchmdnet2.data import file_readers
+from torchmdnet2.data.extxyz import read_extxyz
+from torchmdnet2.errors import BadConfig
 from torchmdnet2.streams import evaluating
 
 
@@ -133,7 +136,7 @@ def test_blocks_of_large_structures_have_fewer_frames(folder, monkeypatch):
     write("large.xyz", [*[water(k) for k in range(30)], chain, chain, water(30)], format="extxyz")
     for done, sizes in ((0, [13, 13, 4, 1, 1, 1]), (20, [10, 1, 1, 1])):
         (reader,) = file_readers(["large.xyz"], {"energy": "energy"}, {})
-        blocks = list(evaluating.FrameSource.of_readers([reader], lambda: None).blocks(32, done, 0, 0))
+        blocks = list(evaluating.FrameSource.of_readers([reader], lambda whole: None).blocks(32, done, 0, 0))
         assert [len(block) for block in blocks] == sizes and max(block.num_atoms for block in blocks) == 60
         names = [name for block in blocks for name in block.names]
         assert names == [f"large.xyz, frame {k}" for k in range(done, 33)]
@@ -266,3 +269,59 @@ def test_workers_of_a_cluster(folder, capsys, small_blocks):
     assert "dask: each worker uses one device" in capsys.readouterr().err
     assert found["forces"]["rmse"] == pytest.approx(alone["forces"]["rmse"], rel=1e-12)
     assert [atoms.info["frame"] for atoms in read("o.xyz", ":")] == [f"data.xyz, frame {k}" for k in range(300)]
+
+
+def test_missing_lines_cost_the_frames_that_lack_them(folder, capsys):
+    """A line of an atom, a comment line and a number of atoms are missing, and a line is too much."""
+    texts = (folder / "data.xyz").read_text().splitlines(keepends=True)
+    frames = [texts[first : first + 5] for first in range(0, len(texts), 5)]
+    del frames[10][3], frames[20][1], frames[30][0]
+    frames[40].append("and so on\n")
+    (folder / "gap.xyz").write_text("".join(line for frame in frames for line in frame))
+    assert main(["evaluate", "m.tmn", "gap.xyz", "--output", "out.xyz"]) == 0
+    found = [atoms.info["reference_energy"] for atoms in read("out.xyz", ":")]
+    given = [atoms.get_potential_energy() for atoms in read("data.xyz", ":")]
+    np.testing.assert_allclose(found, [e for k, e in enumerate(given) if k not in (10, 20, 30)], atol=1e-9)
+    assert "could not be evaluated, see" in capsys.readouterr().err
+
+
+def test_data_without_labels_are_refused_early_and_leave_nothing(folder, capsys):
+    frames = [water(k) for k in range(20)]
+    for atoms in frames:
+        del atoms.info["energy"], atoms.arrays["forces"]
+    write("bare.xyz", frames * 60)
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(["evaluate", "m.tmn", "bare.xyz", "--output", "out.xyz"]) == 1
+    assert "bare.xyz" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert main(["evaluate", "m.tmn", "bare.xyz", "--unlabelled", "--output", "out.xyz"]) == 0
+
+
+def test_time_left(folder):
+    found = evaluating.Evaluated({})
+    found.read = 300
+    assert found.words(10.0, 100, 0.25) == "300 frames, 20 frames/s, 30 s left"
+    assert found.words(10.0, 0, 0.0) == "300 frames, 30 frames/s"
+    parts = []
+    for _ in read_extxyz("data.xyz", parts.append):
+        pass
+    assert len(parts) == 300 and parts == sorted(parts) and parts[-1] == 1
+
+
+def test_files_of_an_interrupted_run_are_spared(folder, capsys):
+    """The failures beside s.xyz and s.csv have one name."""
+    (folder / "s.xyz.progress").write_text(json.dumps({"records": 5, "files": ["s.xyz", "s.failed.txt"], "job": {}}))
+    assert main(["score", "organic-small", "data.xyz", "s.csv"]) == 2
+    assert "s.failed.txt belongs to the interrupted run that writes s.xyz" in capsys.readouterr().err
+    assert not (folder / "s.csv").exists() and (folder / "s.xyz.progress").exists()
+
+
+def test_an_input_is_never_written(folder):
+    """Also not from Python, nor by a file that is needed on the way."""
+    for name, output in (("data.xyz", "data.xyz"), ("o.h5.xyz", "o.h5")):
+        text = (folder / "data.xyz").read_text()
+        (folder / name).write_text(text)
+        for run in (torchmdnet2.score, torchmdnet2.relax):
+            with pytest.raises(BadConfig, match=f"{name} is read by this command and would be written too"):
+                run("organic-small", name, output)
+        assert (folder / name).read_text() == text and not (folder / f"{name}.old").exists()

@@ -75,9 +75,10 @@ def add(command: Command) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    from ..core.files import spare_inputs
     from ..errors import BadConfig, BadData
     from ..potential.potential import has_dipole
-    from ..streams.evaluating import Evaluation, evaluate_stream, failures_file, members_of
+    from ..streams.evaluating import Evaluation, evaluate_stream, files_of, members_of
     from ..streams.run import devices_for, identity
     from ..training.config.sections import label_keys, label_units, predicted_shapes
     from ..training.steps.trainer import Properties
@@ -90,6 +91,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.output is not None:
         inputs = [options.model, *models, *data.files, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
+        spare_inputs(files_of(output), map(Path, inputs), "choose another --output")
     settings = opening(options, models)
     potential, *others = members_of(models, **settings)
     config = potential.metadata.get("config")
@@ -142,7 +144,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         words = f"{found.failed} of {found.failed + found.frames} frames could not be evaluated"
         if output is None:
             raise BadData(f"{words}{', also' if more else ''}: {last}")
-        note(f"{words}, see {failures_file(output)}; the first: {last}")
+        note(f"{words}, see {files_of(output)[1]}; the first: {last}")
 
 
 def _absolute(model: str) -> str:
@@ -221,7 +223,9 @@ class _Data:
         optional = [name for name in labels if name not in {"energy", "forces", *_given(options, "key")}]
         if not (options.split or options.subset or any(index is not None for _, index in self._sources)):
             readers = file_readers(self.files, keys, units, options.format)
-            return FrameSource.of_readers(readers, lambda: _check_labels(options, readers, keys, labels, optional))
+            return FrameSource.of_readers(
+                readers, lambda whole: _check_labels(options, readers, keys, labels, optional, whole)
+            )
         files = self.files if len(self.files) > 1 else self.files[0]
         dataset = open_dataset(files, keys=keys, units=units, format=options.format, optional=optional)
         _check_labels(options, getattr(dataset, "datasets", [dataset]), keys, labels, optional)
@@ -231,9 +235,16 @@ class _Data:
 
 
 def _check_labels(
-    options: argparse.Namespace, parts: Sequence[Any], keys: dict[str, str], labels: list[str], optional: list[str]
+    options: argparse.Namespace,
+    parts: Sequence[Any],
+    keys: dict[str, str],
+    labels: list[str],
+    optional: list[str],
+    whole: bool = True,
 ) -> None:
     """Check, with readers or data sets that have been read, that the data have the labels.
+
+    With `whole=False` only the first frames have been read, and it is enough that one label is there.
 
     Raises:
         BadData: a label that the command line names is missing, or all labels are.
@@ -242,7 +253,9 @@ def _check_labels(
     from ..data import missing_keys
     from ..training.config.sections import property_of
 
-    missing_keys(parts, optional)
+    if not whole and any(part.counts[name] for name in labels for part in parts):
+        return
+    missing_keys(parts, optional if whole else ())
     absent = [name for name in optional if not any(part.counts[name] for part in parts)]
     if absent == labels:
         missing_keys(parts)

@@ -19,6 +19,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import partial
+from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -401,13 +402,29 @@ class Journal:
             self.kept = found.get("kept")
             return found["records"], found["sizes"]
         if found is None:  # else the files are those of a run that was killed in its first block
+            self._spare_others()
             for path in self._paths:
                 keep_old(path)
         self._save(0, [0] * len(self._paths))
         return 0, [0] * len(self._paths)
 
+    def _spare_others(self) -> None:
+        """Refuse files of an interrupted run with another output, such as the failures beside NAME.xyz and NAME.csv."""
+        for state in self._output.parent.glob(f"{escape(self._output.stem)}*.progress"):
+            try:
+                theirs = json.loads(state.read_text()).get("files", [])
+            except ValueError:
+                continue
+            for name in theirs:
+                if name in [path.name for path in self._paths]:
+                    raise BadConfig(
+                        f"{self._output.with_name(name)} belongs to the interrupted run that writes "
+                        f"{state.with_suffix('').name}: finish that run first, or choose an output with another name"
+                    )
+
     def _save(self, records: int, sizes: list[int]) -> None:
-        state = {"records": records, "sizes": sizes, "kept": self.kept, "job": self._job}
+        files = [path.name for path in self._paths]
+        state = {"records": records, "sizes": sizes, "files": files, "kept": self.kept, "job": self._job}
         atomic_write(self._state, json.dumps(state, indent=1))
 
     def commit(self, records: int, *texts: str, kept: Any = None) -> None:
@@ -428,12 +445,18 @@ class Journal:
         self.done += records
         self._save(self.done, [file.tell() for file in self._files])
 
-    def close(self, finished: bool) -> None:
-        """Close the files; remove the state of a finished run, and all of a run that failed before its first block."""
+    def close(self, finished: bool, continues: bool = True) -> None:
+        """Close the files; remove the state of a finished run, and all of a run that failed before its first block.
+
+        Args:
+            finished: whether all blocks are written.
+            continues: False for a run that failed so that it cannot be continued; all of it is removed.
+        """
         for file in self._files:
             file.close()
-        if finished or not self.done:
+        left = self.done and continues and not finished
+        if not left:
             self._state.unlink()
-        if not (finished or self.done):
+        if not (finished or left):
             for path in self._paths:
                 path.unlink()

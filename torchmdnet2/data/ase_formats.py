@@ -10,6 +10,7 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -283,7 +284,7 @@ class ExtxyzReader(FrameReader):
 
     def frames(self) -> Iterator[Frame | Exception]:
         beside = Beside(self.path)
-        for frame in read_extxyz(self.path):
+        for frame in read_extxyz(self.path, partial(setattr, self, "fraction")):
             yield beside.added_to(frame, frame.numbers) if beside and isinstance(frame, Frame) else frame
 
 

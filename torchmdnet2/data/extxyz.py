@@ -6,13 +6,14 @@ Format: https://github.com/libAtoms/extxyz. ASE parses the comment lines.
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -65,6 +66,9 @@ _FORTRAN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[dD][+-]?\d+")
 _READ: dict[str, Callable[[str], Any]] = {"R": real, "I": int, "L": _TRUTH.__getitem__, "S": str}
 
 
+_Raw: TypeAlias = tuple[str, list[str], int, list[str]]
+
+
 class Frame(NamedTuple):
     """One structure and its entries, unchanged from the file.
 
@@ -90,42 +94,85 @@ class Frame(NamedTuple):
     bonds: bool = False
 
 
-def read_extxyz(path: str) -> Iterator[Frame | Exception]:
+def read_extxyz(path: str, read: Callable[[float], None] | None = None) -> Iterator[Frame | Exception]:
     """Yield the frames of a file, also a compressed one (.gz, .bz2, .xz). Empty lines between frames are skipped.
 
     A frame that cannot be read is yielded as its error: EOFError, ValueError or KeyError. The message does not name the
     file.
 
+    Args:
+        path: the file.
+        read: called after each frame with the part of the file that has been read, 0 to 1; not for compressed files.
+
     Raises:
-        OSError, ValueError: the file is damaged, or no number of atoms stands where a frame begins.
+        OSError: the file is damaged.
     """
     require_plain(path)
-    for comment, lines, size, vectors in raw_frames(path):
+    for raw in _raw_frames(path, read):
         try:
-            yield _frame(comment, lines, size, vectors)
+            if isinstance(raw, ValueError):
+                raise raw
+            yield _frame(*raw)
         except (EOFError, ValueError, KeyError, TypeError, IndexError) as error:
             yield error
 
 
-def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
-    """Yield the unparsed parts of each frame: comment line, lines of atoms, number of atoms, lattice vectors of ADF."""
+def raw_frames(path: str) -> Iterator[_Raw]:
+    """Yield the unparsed parts of each frame: comment line, lines of atoms, number of atoms, lattice vectors of ADF.
+
+    Raises:
+        OSError, ValueError: the file is damaged, or no number of atoms stands where a frame begins.
+    """
+    for raw in _raw_frames(path):
+        if isinstance(raw, ValueError):
+            raise raw
+        yield raw
+
+
+def _raw_frames(path: str, read: Callable[[float], None] | None = None) -> Iterator[_Raw | ValueError]:
+    """Yield frames as `raw_frames`; where no number of atoms stands, the error, and then the frame of the next number.
+
+    A number alone among the lines of atoms begins the next frame: this one lacks lines.
+    """
     from ase.io.formats import open_with_compression
 
     with io.TextIOWrapper(open_with_compression(path, "rb"), encoding="utf-8", errors="replace") as file:
-        head = file.readline().removeprefix(BOM)
+        bytes_of_file = os.path.getsize(path) if isinstance(file.buffer, io.BufferedReader) else 0
+        ahead: list[str] = []  # lines that were taken for atoms
+
+        def take(count: int) -> list[str]:
+            found = ahead[:count]
+            del ahead[:count]
+            return found + list(islice(file, count - len(found)))
+
+        def line() -> str:
+            return "".join(take(1))
+
+        head = line().removeprefix(BOM)
         while head:
             if head.strip():
-                size = _size(head)
-                comment = file.readline()
-                lines = list(islice(file, size))
-                head = file.readline()
+                try:
+                    size = _size(head)
+                except ValueError as error:
+                    yield error
+                    while head and not head.strip().isdigit():
+                        head = line()
+                    continue
+                comment = line()
+                lines = take(size)
+                begins = next((k for k, text in enumerate(lines) if text.strip().isdigit()), None)
+                if begins is not None:
+                    ahead[:0] = lines[begins:]
+                head = line()
                 vectors = []  # ADF writes them in separate lines
                 while head.lstrip().startswith("VEC"):
                     vectors.append(head)
-                    head = file.readline()
+                    head = line()
                 yield comment.strip(), lines, size, vectors
+                if read is not None and bytes_of_file:
+                    read(file.buffer.tell() / bytes_of_file)
             else:
-                head = file.readline()
+                head = line()
 
 
 def _tidied(comment: str) -> str:

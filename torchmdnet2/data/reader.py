@@ -94,6 +94,7 @@ class Reader(ABC):
         doubts: sentences on entries that put the labels in doubt (see `ase_formats.Doubts`).
         kinds: words so far that name kinds of frames, at most 1,000.
         num_frames: number of frames so far.
+        fraction: part of the files that has been read, 0 to 1; 0 if it is not known.
         leave_out: function that gets a line about each frame that cannot be used, which is then left out. With None it
             is an error, as it always is where the reader cannot find the next frame.
     """
@@ -110,6 +111,7 @@ class Reader(ABC):
     doubts: Iterable[str] = ()
     kinds: Collection[str] = ()
     num_frames: int = 0
+    fraction: float = 0.0
     leave_out: Callable[[str], None] | None = None
 
     @classmethod

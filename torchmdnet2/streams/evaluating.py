@@ -29,7 +29,7 @@ from ..data.dataset import select
 from ..data.labels import LEVEL
 from ..data.reader import InMemoryDataset, Reader
 from ..ensemble import Ensemble
-from ..errors import BadData
+from ..errors import BadConfig, BadData
 from ..evaluator import Evaluator
 from ..potential.potential import Potential, Result
 from ..system import System
@@ -51,9 +51,10 @@ if TYPE_CHECKING:
     from distributed import Client
     from rich.console import Console
 
-__all__ = ["Evaluated", "Evaluation", "FrameSource", "evaluate_stream", "failures_file", "members_of"]
+__all__ = ["Evaluated", "Evaluation", "FrameSource", "evaluate_stream", "files_of", "members_of"]
 
 _ALL = 2**17  # atoms of which the spread is kept as a whole; of more, that of a random sample
+_FIRST = 1000  # frames that are read before it is an error that none has a label
 _BLOCK = {"cpu": 128, "cuda": 2048}  # least number of frames that are computed, written and repeated together
 _LARGEST = 2**18  # atoms; blocks end when they have as many, so that large structures need no more memory
 _ARRAYS = tuple(f.name for f in fields(System))
@@ -112,30 +113,58 @@ class FrameSource:
         samples: runs of frames with their names.
         failures: the list to which reading adds lines about frames that cannot be read.
         total: number of frames, if it is known.
+        fraction: function that returns which part of the files has been read, 0 to 1; 0 if it is not known.
+
+    Attributes:
+        refused: whether the data lack labels, so that a run cannot be continued.
     """
 
-    def __init__(self, samples: Iterable[tuple[Sample, list[str]]], failures: list[str], total: int | None):
-        self._samples, self._failures, self.total = samples, failures, total
+    def __init__(
+        self,
+        samples: Iterable[tuple[Sample, list[str]]],
+        failures: list[str],
+        total: int | None,
+        fraction: Callable[[], float] = float,
+    ):
+        self._samples, self._failures, self.total, self.fraction = samples, failures, total, fraction
+        self.refused = False
 
     @classmethod
-    def of_readers(cls, readers: Sequence[Reader], at_end: Callable[[], None]) -> FrameSource:
+    def of_readers(cls, readers: Sequence[Reader], check: Callable[[bool], None]) -> FrameSource:
         """Return the frames of files, which are read once.
 
         Args:
             readers: readers of the files.
-            at_end: called when all frames have been read, before the last of them are evaluated.
+            check: checks that the frames that have been read have labels; its argument is whether these are all. It is
+                called after the first thousand frames of a single file, and at the end.
         """
         failures: list[str] = []
 
         def samples() -> Iterator[tuple[Sample, list[str]]]:
+            read, looked = 0, len(readers) > 1
             for reader in readers:
                 reader.leave_out = failures.append
                 for chunk in reader.chunks():
+                    read += len(chunk.names)
+                    if read > _FIRST and not looked:
+                        looked = True
+                        checked(False)
                     yield chunk.sample, chunk.names
-            at_end()
+            checked(True)
+
+        def checked(whole: bool) -> None:
+            try:
+                check(whole)
+            except (BadConfig, BadData):
+                source.refused = True
+                raise
+
+        def fraction() -> float:
+            return sum(reader.fraction for reader in readers) / len(readers)
 
         sizes = [reader.num_frames for reader in readers]  # 0 if a format does not tell it
-        return cls(samples(), failures, sum(sizes) if all(sizes) else None)
+        source = cls(samples(), failures, sum(sizes) if all(sizes) else None, fraction)
+        return source
 
     @classmethod
     def of_dataset(cls, dataset: Dataset, chosen: Sequence[int], size: int = 256) -> FrameSource:
@@ -360,24 +389,24 @@ class Evaluated:
         if kept["sums"]:
             self._add_sums(kept["sums"])
 
-    def words(self, seconds: float, before: int, total: int | None) -> str:
+    def words(self, seconds: float, before: int, part: float) -> str:
         """Return a line with counts, the rate and the time left.
 
         Args:
             seconds: time of this run.
             before: number of frames from an earlier run.
-            total: number of frames to read, if it is known.
+            part: part of the frames of this run that has been read, 0 to 1; 0 if it is not known.
         """
-        rate = (self.read - before) / max(seconds, 1e-9)
-        text = f"{self.read} frames{f' of {total}' if total else ''}, {rate:.3g} frames/s"
-        if total and rate > 0:
-            text += f", {max(0, total - self.read - self.unread) / rate:.0f} s left"
+        text = f"{self.read} frames, {(self.read - before) / max(seconds, 1e-9):.3g} frames/s"
+        if 0 < part < 1:
+            left = seconds * (1 - part) / part
+            text += f", {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
         return text + (f", {self.failed} failed" if self.failed else "")
 
 
-def failures_file(output: Path) -> Path:
-    """Return the file of failures beside a file of predictions."""
-    return output.with_name(f"{output.stem}.failed.txt")
+def files_of(output: Path) -> list[Path]:
+    """Return the files that a run writes: predictions, failures, and until its end the spread of the members."""
+    return [output, *(output.with_name(output.stem + end) for end in (".failed.txt", ".spread.jsonl"))]
 
 
 def evaluate_stream(
@@ -408,21 +437,23 @@ def evaluate_stream(
     size = evaluation.batch_size * -(-_BLOCK["cpu" if devices[0] == "cpu" else "cuda"] // evaluation.batch_size)
 
     def run() -> Iterator[EvaluatedBlock]:
-        began, before = time.monotonic(), found.read
+        began, before, skipped = time.monotonic(), found.read, 0.0
         status = nullcontext() if console is None else console.status("")
         with status as shown, devices_pool(evaluation, devices, dask) as pool:
             for block in in_order(source.blocks(size, found.read, found.unread, found.atoms), pool):
                 found.add(block)
                 yield block
                 if shown is not None:
-                    shown.update(found.words(time.monotonic() - began, before, source.total))
+                    part = found.read / source.total if source.total else source.fraction()
+                    skipped = skipped or (part if before else 0.0)
+                    shown.update(found.words(time.monotonic() - began, before, (part - skipped) / (1 - skipped or 1)))
 
     if output is None:
         for block in run():
             found.spread.add_rows(block.spread)
     else:
-        failed, spread = failures_file(output), output.with_name(f"{output.stem}.spread.jsonl")
-        files = [output, failed, spread]
+        files = files_of(output)
+        _, failed, spread = files
         with claimed(*files):
             journal, finished = Journal(output, files, job), False
             if journal.kept:
@@ -436,7 +467,7 @@ def evaluate_stream(
                     journal.commit(block.read, block.text, *texts, kept=found.kept())
                 finished = True
             finally:
-                journal.close(finished)
+                journal.close(finished, continues=not source.refused)
             with open(spread, encoding="utf-8") as file:
                 found.spread.add_rows(map(json.loads, file))
             for path in (spread, *([] if found.failed else [failed])):

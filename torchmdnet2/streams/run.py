@@ -21,7 +21,7 @@ import torch
 
 from ..adapters.model import Opening
 from ..core.devices import devices_of, usable_cores
-from ..core.files import claimed, load_h5py
+from ..core.files import claimed, load_h5py, spare_inputs
 from ..core.pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order, may_have_children
 from ..data.structures import Beside
 from ..ensemble import model_files
@@ -486,6 +486,8 @@ def _stream(
     if report:
         require_plots()
     files, pages = [results, failed, *([rows] if report else [])], [path.with_suffix(".html")] if report else []
+    read = [one[0] for one in (job["input"], *job["model"]) if isinstance(one, list) and Path(one[0]).is_file()]
+    spare_inputs([path, *files, *pages], map(Path, read), "choose another output")
     with claimed(path, *files, *pages):
         journal = Journal(path, files, {**job, "report": report})
         finished, first = False, journal.done
