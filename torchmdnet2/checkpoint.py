@@ -290,7 +290,7 @@ def _of_others(path: str | os.PathLike, blob: bytes) -> str:
     if str(path).endswith(".json"):
         return "; a list of models is read by `evaluate`, `scan` and Ensemble.load: give one of its models here"
     if blob.startswith((b"PK\x03\x04", b"\x80")):  # the archives and pickles of PyTorch
-        return "; `torchmdnet2 import` converts checkpoints of TorchMD-Net"
+        return "; `torchmdnet2 import` converts checkpoints of TorchMD-Net, and files of AIMNet2 (.jpt)"
     return ""
 
 

@@ -16,6 +16,7 @@ from ase.io import read, write
 from tiny import tiny_potential
 
 import torchmdnet2
+from torchmdnet2.benchmark import water_box
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UnknownElement
@@ -298,3 +299,12 @@ def test_overlaps_are_seen_in_every_replica(distance):
             check_overlaps(system)
     else:
         check_overlaps(system)
+
+
+def test_a_cell_that_explodes_in_a_step_is_an_error_in_words(tmp_path, monkeypatch):
+    """Before meshes and lists of its new size are made, which would need terabytes."""
+    monkeypatch.chdir(tmp_path)
+    options = MDOptions(5, ensemble="npt", temperature=300.0, barostat_compressibility=10.0, output="md")
+    (box,) = water_box(2).to_ase()
+    with pytest.raises(BadConfig, match="the barostat would lengthen the cell by more than 50 % in a step"):
+        run_md("organic-small", box, options)

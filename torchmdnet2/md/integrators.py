@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..engine.bound import BoundStep
+from ..errors import BadConfig
 from ..units import AMU_A2_FS2, KB, factor
 
 __all__ = [
@@ -207,6 +208,8 @@ DIRECTIONS: dict[str, list[list[list[float]]]] = {
 }
 """Name of a barostat -> orthonormal strains, [3, 3] each, in which it changes the cell."""
 
+_LARGEST_STRAIN = 0.5  # of a step; usual ones are 1e-5
+
 
 class Barostat:
     """Constant pressure by stochastic rescaling of the cell.
@@ -262,6 +265,19 @@ class Barostat:
         scale = exponential(self._strain)
         state.cell.copy_(state.cell @ scale)
         state.pos.copy_((state.pos.view(len(scale), -1, 3) @ scale).view(-1, 3))
+
+    def check(self) -> None:
+        """Refuse the last strain if the cell explodes, before meshes and lists of its size are made.
+
+        Raises:
+            BadConfig: a length has grown too much.
+        """
+        if float(self._strain.amax()) > _LARGEST_STRAIN:
+            raise BadConfig(
+                f"the barostat would lengthen the cell by more than {100 * _LARGEST_STRAIN:.0f} % in a step: "
+                "the compressibility is too large, barostat_time too short, or the pressure of the start too far away; "
+                "run at constant volume first"
+            )
 
     def settle(self, state: State) -> None:
         """Count the second half of the work, with the new stress."""
@@ -515,6 +531,8 @@ class HostEngine(Engine):
         for _ in range(steps):
             with torch.no_grad():
                 dynamics.open(state)
+                if dynamics.barostat is not None and state.pos.device.type == "cpu":
+                    dynamics.barostat.check()
             self.step.replay()
             with torch.no_grad():
                 dynamics.close(state)
