@@ -208,7 +208,7 @@ DIRECTIONS: dict[str, list[list[list[float]]]] = {
 }
 """Name of a barostat -> orthonormal strains, [3, 3] each, in which it changes the cell."""
 
-_LARGEST_STRAIN = 0.5  # of a step; usual ones are 1e-5
+_LARGEST_GROWTH = 100  # of a volume, at any step; the limits of guard.py are checked now and then
 
 
 class Barostat:
@@ -249,11 +249,14 @@ class Barostat:
         self.rate = compressibility / BAR * timestep / (3 * time * 1e3)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self._strain = torch.zeros(atoms.replicas, 3, 3, dtype=torch.float64, device=device)
+        self._first: Tensor | None = None  # volumes of the start, on a CPU
 
     def scale(self, state: State) -> None:
         """Strain the cell and its atoms in place; forces and stress must then be computed."""
         assert state.cell is not None and state.stress is not None
         volume = volume_of(state.cell)[:, None]
+        if self._first is None and volume.device.type == "cpu":
+            self._first = volume[:, 0].clone()
         noise = normal(self.seeds, torch.tensor([state.step], device=self.seeds.device), 2, stream=1).view(-1, 6)
         trace = self.directions.diagonal(dim1=1, dim2=2).sum(1)
         drive = (self.kinetic / volume - self.pressure) * trace
@@ -266,17 +269,18 @@ class Barostat:
         state.cell.copy_(state.cell @ scale)
         state.pos.copy_((state.pos.view(len(scale), -1, 3) @ scale).view(-1, 3))
 
-    def check(self) -> None:
-        """Refuse the last strain if the cell explodes, before meshes and lists of its size are made.
+    def check(self, state: State) -> None:
+        """Refuse a cell that explodes, before meshes and lists of its size are made, which may need terabytes.
 
         Raises:
-            BadConfig: a length has grown too much.
+            BadConfig: the volume is too large.
         """
-        if float(self._strain.amax()) > _LARGEST_STRAIN:
+        assert state.cell is not None and self._first is not None
+        if bool((volume_of(state.cell) > _LARGEST_GROWTH * self._first).any()):
             raise BadConfig(
-                f"the barostat would lengthen the cell by more than {100 * _LARGEST_STRAIN:.0f} % in a step: "
-                "the compressibility is too large, barostat_time too short, or the pressure of the start too far away; "
-                "run at constant volume first"
+                f"the volume of the cell is more than {_LARGEST_GROWTH} times that of the start: the compressibility is "
+                "too large, barostat_time too short, or the pressure of the start too far away; run at constant volume "
+                "first"
             )
 
     def settle(self, state: State) -> None:
@@ -532,7 +536,7 @@ class HostEngine(Engine):
             with torch.no_grad():
                 dynamics.open(state)
                 if dynamics.barostat is not None and state.pos.device.type == "cpu":
-                    dynamics.barostat.check()
+                    dynamics.barostat.check(state)
             self.step.replay()
             with torch.no_grad():
                 dynamics.close(state)
