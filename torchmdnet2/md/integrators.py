@@ -278,9 +278,9 @@ class Barostat:
         assert state.cell is not None and self._first is not None
         if bool((volume_of(state.cell) > _LARGEST_GROWTH * self._first).any()):
             raise BadConfig(
-                f"the volume of the cell is more than {_LARGEST_GROWTH} times that of the start: the compressibility is "
-                "too large, barostat_time too short, or the pressure of the start too far away; run at constant volume "
-                "first"
+                f"the volume of the cell is more than {_LARGEST_GROWTH} times that of the start: the compressibility "
+                "is too large, barostat_time too short, or the pressure of the start too far away; run at constant "
+                "volume first"
             )
 
     def settle(self, state: State) -> None:
