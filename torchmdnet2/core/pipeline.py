@@ -156,8 +156,12 @@ def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Poo
         for _ in range(count):  # processes are started when there is something to do
             executor.submit(int)
 
-        def submit(work: Work, quick: bool, block: Any) -> Future[Any] | _Told:
-            return _Told(executor.submit(_told, work, block)) if begun.is_set() or not quick else _done(work, block)
+        def submit(work: Work, quick: bool, block: Any) -> Future[Any] | _WithWarnings:
+            return (
+                _WithWarnings(executor.submit(_with_warnings, work, block))
+                if begun.is_set() or not quick
+                else _done(work, block)
+            )
 
         yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
 
@@ -247,7 +251,7 @@ def _processes(setup: Setup, devices: list[str], remedy: str) -> Iterator[Pool]:
         queue.put(device)
     executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue, begun))
     with _ended(executor), _in_words(begun.is_set, remedy):
-        yield Pool(lambda block: _Told(executor.submit(_run, block)), lambda: len(devices))
+        yield Pool(lambda block: _WithWarnings(executor.submit(_run, block)), lambda: len(devices))
 
 
 @contextmanager
@@ -317,7 +321,7 @@ def _end_with_parent() -> None:
 
 
 def _run(block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]:
-    return _told(_work, block)
+    return _with_warnings(_work, block)
 
 
 def _interrupt(*_: Any) -> None:
@@ -328,7 +332,7 @@ def _interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _told(work: Work, block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]:
+def _with_warnings(work: Work, block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]:
     """Return the result of a block, and warnings."""
     global _busy, _stopped
     _busy = True
@@ -345,15 +349,15 @@ def _told(work: Work, block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]
     return found, [(str(one.message), one.category) for one in caught]
 
 
-class _Told:
-    """The future of what `_told` returns in another process; warnings are given with the result."""
+class _WithWarnings:
+    """The future of what `_with_warnings` returns in another process; warnings are given with the result."""
 
     def __init__(self, future: Future[Any]):
         self._future, self.done, self.cancel, self.cancelled = future, future.done, future.cancel, future.cancelled
 
     def result(self) -> Any:
-        found, told = self._future.result()
-        for words, category in told:
+        found, given = self._future.result()
+        for words, category in given:
             warnings.warn(words, category, stacklevel=2)
         return found
 
