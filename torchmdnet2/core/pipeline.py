@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Journal", "Pool", "ProcessEnded", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order",
-    "may_have_children",
+    "left_text", "may_have_children",
 ]  # fmt: skip
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
@@ -164,6 +164,11 @@ def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Poo
             )
 
         yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
+
+
+def left_text(seconds: float) -> str:
+    """Return the time left as the end of a line of progress."""
+    return f", {seconds / 60:.0f} min left" if seconds > 90 else f", {seconds:.0f} s left"
 
 
 def may_have_children() -> bool:

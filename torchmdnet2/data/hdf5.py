@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 from os import PathLike
 from pathlib import Path
@@ -422,25 +423,16 @@ class HDF5Dataset(Dataset, Reader):
             size = max(1, min(_CHUNK_FRAMES, _CHUNK_ATOMS // max(1, group.num_atoms)))
             for first in range(0, group.num_frames, size):
                 count = min(size, group.num_frames - first)
-                yield from self._chunk(group, start, where, first, count)
+                yield from self.usable_parts(partial(self._part, group, start), where, first, count)
             start += group.num_frames
             self._handles.clear()  # this group is done: free the chunks that HDF5 keeps for its datasets
 
-    def _chunk(self, group: Group, start: int, where: str, first: int, count: int) -> Iterator[Chunk]:
-        """Yield frames of a group as one chunk, or those of them that can be used as chunks of one."""
-        try:
-            sample = self._read_many(group, first, count)
-            if sample is None:  # read frames one by one, which handles unusual groups and names the frame of an error
-                sample = collate([self[start + first + k] for k in range(count)])
-        except BadData as error:
-            if self.leave_out is None:
-                raise
-            if count == 1:
-                self.leave_out(str(error))
-            for k in range(count) if count > 1 else ():
-                yield from self._chunk(group, start, where, first + k, 1)
-        else:
-            yield from self.usable(sample, where, first)
+    def _part(self, group: Group, start: int, first: int, count: int) -> Sample:
+        """Return frames of a group that begins with frame number `start` of the file."""
+        sample = self._read_many(group, first, count)
+        if sample is None:  # read frames one by one, which handles unusual groups and names the frame of an error
+            sample = collate([self[start + first + k] for k in range(count)])
+        return sample
 
     def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
         """Return frames first … first + count − 1 of a group at once; None for unusual groups, read one by one."""

@@ -168,16 +168,35 @@ class Reader(ABC):
         Raises:
             BadData: a frame cannot be used.
         """
-        count = sample.system.num_systems
+
+        def part(number: int, count: int) -> Sample:
+            whole = count == sample.system.num_systems
+            return sample if whole else select(sample, np.arange(number - first, number - first + count))
+
+        return self.usable_parts(part, where, first, sample.system.num_systems)
+
+    def usable_parts(
+        self, part: Callable[[int, int], Sample], where: str, first: int, count: int
+    ) -> Iterator[Chunk]:
+        """Yield frames as `usable`, of a source that is read by parts.
+
+        Args:
+            part: function that returns some frames, from the number of the first and how many.
+            where, first: as of `Chunk`.
+            count: number of frames.
+
+        Raises:
+            BadData: a frame cannot be read or used.
+        """
         try:
-            chunk = Chunk(check_batch(sample, where, first), where, first)
+            chunk = Chunk(check_batch(part(first, count), where, first), where, first)
         except BadData as error:
             if self.leave_out is None:
                 raise
             if count == 1:
                 self.leave_out(str(error))
-            for k in range(count) if count > 1 else ():
-                yield from self.usable(select(sample, np.array([k])), where, first + k)
+            for number in range(first, first + count) if count > 1 else ():
+                yield from self.usable_parts(part, where, number, 1)
         else:
             yield chunk
 

@@ -23,7 +23,7 @@ import torch
 from ..checkpoint import load
 from ..core.devices import devices_of
 from ..core.files import claimed
-from ..core.pipeline import Journal, Work, devices_pool, in_order
+from ..core.pipeline import Journal, Work, devices_pool, in_order, left_text
 from ..data import Dataset, Sample
 from ..data.dataset import select
 from ..data.labels import LEVEL
@@ -399,8 +399,7 @@ class Evaluated:
         """
         text = f"{self.read} frames, {(self.read - before) / max(seconds, 1e-9):.3g} frames/s"
         if 0 < part < 1:
-            left = seconds * (1 - part) / part
-            text += f", {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
+            text += left_text(seconds * (1 - part) / part)
         return text + (f", {self.failed} failed" if self.failed else "")
 
 

@@ -22,7 +22,16 @@ import torch
 from ..adapters.model import Opening
 from ..core.devices import devices_of, usable_cores
 from ..core.files import claimed, load_h5py, spare_inputs
-from ..core.pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order, may_have_children
+from ..core.pipeline import (
+    Journal,
+    Work,
+    blocks_of,
+    devices_pool,
+    helpers_pool,
+    in_order,
+    left_text,
+    may_have_children,
+)
 from ..data.structures import Beside
 from ..ensemble import model_files
 from ..errors import BadConfig, BadData, StructureWarning
@@ -589,8 +598,7 @@ class Summary:
         text = f"{self.records} records, {self.structures} structures, {self.records / seconds:.3g} records/s"
         if 0 < fraction < 1 and self.records:
             read = self.records / (before + self.records) * fraction
-            left = seconds * (1 - fraction) / max(read, 1e-9)
-            text += f", {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
+            text += left_text(seconds * (1 - fraction) / max(read, 1e-9))
         for count, words in ((self.failed, "with failures"), (self.unconverged, "not converged")):
             text += f", {count} {words}" if count else ""
         return text

@@ -7,7 +7,7 @@
     viewer = $3Dmol.createViewer(box, { backgroundColor: "white", antialias: true });
     viewer.addModelsAsFrames(data.xyz, "xyz");
   } catch (error) {
-    box.textContent = "This browser cannot show the molecule (no WebGL): " + error.message;
+    box.textContent = "This browser cannot show the molecule (no WebGL): " + (error.message || error);
     return;
   }
   if (data.cell) {
