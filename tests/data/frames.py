@@ -55,3 +55,11 @@ def same(a: Sample, b: Sample, atol: float = 0.0) -> bool:
         x.shape == y.shape and x.dtype == y.dtype and np.allclose(x, y, rtol=0, atol=atol, equal_nan=True)
         for x, y in pairs
     )
+
+
+# an oxalate ion
+POSITIONS = [
+    [0.77, 0, 0], [-0.77, 0, 0], [1.36, 1.1, 0], [1.36, -1.1, 0], [-1.36, 1.1, 0], [-1.36, -1.1, 0],
+]  # fmt: skip
+SYMBOLS = ["C", "C", "O", "O", "O", "O"]
+LINES = "\n".join(f"{s} {x} {y} {z}" for s, (x, y, z) in zip(SYMBOLS, POSITIONS, strict=True))

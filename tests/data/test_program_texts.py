@@ -1,5 +1,6 @@
 """Charge, multiplicity and unit of lengths in texts of programs: the whole structure's, and no other numbers."""
 
+import re
 import warnings
 
 import numpy as np
@@ -12,6 +13,8 @@ from torchmdnet2.data.program_texts import program_statements, states_charges, s
 from torchmdnet2.data.structures import read_structures
 from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.units import BOHR
+
+from .frames import LINES, POSITIONS, SYMBOLS
 
 ATOMS = "O 0.0 0.0 0.0\nH 0.0 0.76 0.6\nH 0.0 -0.76 0.6\n"
 HEAD = "%mem=1GB\n# hf/3-21g\n\n"
@@ -315,3 +318,209 @@ def test_a_changed_control_file_renews_a_cache(tmp_path):
     for value in (-2, 2):
         (tmp_path / "control").write_text(f"$eht charge={value} unpaired=0\n$end\n")
         assert charge() == value
+
+
+# --- logs of quantum chemistry programs -------------------------------------------------------------------------------
+
+GAUSSIAN_INPUT = "%mem=1GB\n# wb97xd/def2tzvp\n\noxalate\n\n-2 1\n{atoms}\n\n"
+ORIENTATION = "\n".join(
+    f" {k + 1:6d} {8 if s == 'O' else 6:10d} {0:11d} {x:15.6f} {y:11.6f} {z:11.6f}"
+    for k, (s, (x, y, z)) in enumerate(zip(SYMBOLS, POSITIONS, strict=True))
+)
+RULE = " " + "-" * 69
+GAUSSIAN_LOG = (
+    f" Entering Gaussian System, Link 0=g16\n Gaussian 16:  ES64L-G16RevA.03 25-Dec-2016\n {'-' * 20}\n # hf/3-21g\n "
+    f"{'-' * 20}\n Symbolic Z-matrix:\n Charge = -2 Multiplicity = 1\n"
+    f"                         Input orientation:\n{RULE}\n Center  Atomic  Atomic  Coordinates (Angstroms)\n Number  "
+    f"Number  Type  X  Y  Z\n{RULE}\n{ORIENTATION}\n{RULE}\n SCF Done:  E(RHF) =  -377.0  A.U. after 5 cycles\n"
+)
+ORCA_LOG = (
+    "                                 * O   R   C   A *\n\nNumber of atoms       ...      6\n"
+    " Total Charge           Charge          ....   -2\n"
+    " Multiplicity           Mult            ....    1\n"
+    "---------------------------------\nCARTESIAN COORDINATES (ANGSTROEM)\n---------------------------------\n"
+    f"{LINES}\n\n---\nFINAL SINGLE POINT ENERGY      -377.000000000000\n\n"
+    "                             ****ORCA TERMINATED NORMALLY****\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "text"),
+    [
+        ("a.gjf", "gaussian-in", GAUSSIAN_INPUT.format(atoms=LINES)),
+        ("a.log", "gaussian-out", GAUSSIAN_LOG),
+        ("a.out", "orca-output", ORCA_LOG),
+    ],
+)
+def test_charge_and_multiplicity_of_quantum_chemistry_programs(tmp_path, name, format, text):
+    (tmp_path / name).write_text(text)
+    found = read_structures(tmp_path / name, format=format)
+    assert len(found) >= 1 and found[-1].numbers.tolist() == [6, 6, 8, 8, 8, 8]
+    assert all((atoms.info["charge"], atoms.info["spin"]) == (-2, 1) for atoms in found)
+
+
+def test_a_log_of_two_charges_is_an_error(tmp_path):
+    text = GAUSSIAN_LOG.replace(" Charge = -2 M", " Charge = -1 Multiplicity = 2\n Charge = -2 M")
+    (tmp_path / "a.log").write_text(text)
+    with pytest.raises(BadData, match=r"the total charge is -1 by its line .* and -2 by its line"):
+        read_structures(tmp_path / "a.log", format="gaussian-out")
+
+
+def gaussian_job(route="# hf/3-21g", method="RHF", charge=-2, energy=-377.0, change=("", "")):
+    text = GAUSSIAN_LOG.replace("# hf/3-21g", route).replace("E(RHF)", f"E({method})").replace("-377.0", str(energy))
+    text = text.replace("Charge = -2", f"Charge = {charge}").replace(*change)
+    return text + " 1\\1\\GINC-NODE\\SP\n\n Normal termination of Gaussian 16 at Mon Jan  1 00:00:00 2024.\n"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        gaussian_job(energy=-377.5),
+        gaussian_job("#N Geom=AllCheck Guess=TCheck SCRF=Check GenChk RHF/3-21G Freq", energy=-377.5),
+        gaussian_job("#p hf/3-21G opt=(calcfc,tight) iop(3/124=40)", energy=-377.5, change=(" Entering", " Leaving")),
+        gaussian_job("#p hf/chkbas geom=allcheck", energy=-377.5),
+        gaussian_job(
+            "#N Geom=AllCheck Guess=TCheck SCRF=Check GenChk RHF/3-21G Freq", energy=-377.5,
+            change=("\n SCF", '\n Basis read from chk: "a.chk"  (6D, 7F)\n SCF'),
+        ),
+    ],
+    ids=["again", "frequencies", "without a header", "basis of the checkpoint file", "frequencies with that basis"],
+)  # fmt: skip
+@pytest.mark.parametrize("route", ["# hf/3-21g", "# opt freq hf 3-21G", "#p RHF/3-21g"])
+@pytest.mark.parametrize("basis", ["", "\n Standard basis: 3-21G (6D, 7F)"])
+def test_jobs_of_one_molecule_are_all_read(tmp_path, second, route, basis):
+    (tmp_path / "a.log").write_text(gaussian_job(route, change=("\n SCF", f"{basis}\n SCF")) + second)
+    found = read_structures(tmp_path / "a.log", format="gaussian-out")
+    assert [atoms.get_potential_energy() / 27.211386 for atoms in found] == pytest.approx([-377, -377.5], abs=1e-3)
+    data = open_dataset(tmp_path / "a.log", format="gaussian-out")
+    assert [sample.system.charge.item() for sample in data] == [-2, -2]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (gaussian_job(charge=0), "job 1 is C2O4, charge -2, .*job 2 is C2O4, charge 0"),
+        (gaussian_job("# b3lyp/6-31g*", "RB3LYP"), "different methods: job 1 .*hf/3-21g.*job 2 .*b3lyp/6-31g"),
+        (gaussian_job("# hf/def2tzvp"), "different methods"),
+        (gaussian_job("# hf", change=("\n SCF", "\n Standard basis: def2TZVP (5D, 7F)\n SCF")), "different methods"),
+        (gaussian_job("# mp3/3-21g", change=("\n SCF", "\n Standard basis: 3-21G\n SCF")), "different methods"),
+        (gaussian_job(change=("\n SCF", "\n R6Disp:  Grimme-D3(BJ) Dispersion\n SCF")), "different methods"),
+        (gaussian_job(change=("\n SCF", "\n EUMP2 = -378\n SCF")), "different methods"),
+        (gaussian_job(change=("\n SCF", "\n Solvent              : Water,\n SCF")), "different methods"),
+        (gaussian_job(change=("      1          6  ", "      1          7  ")), "job 2 is CNO4"),
+    ],
+    ids=["charge", "method", "basis", "basis in the text", "MP3", "dispersion", "MP2", "solvent", "molecule"],
+)
+def test_jobs_of_other_molecules_and_methods_are_named(tmp_path, second, words):
+    (tmp_path / "a.log").write_text(gaussian_job() + second)
+    for read in (read_structures, open_dataset):
+        with pytest.raises(BadData, match=r"a\.log: it has 2 jobs .*split it into a file for each job") as caught:
+            read(tmp_path / "a.log", format="gaussian-out")
+        assert re.search(words, str(caught.value))
+
+
+def test_jobs_of_orca_are_told_apart(tmp_path):
+    head = "$$$$$$$$$$$$$$$$  JOB NUMBER  {} $$$$$$$$$$$$$$\n"
+    other = ORCA_LOG.replace("....   -2", "....    0")
+    (tmp_path / "a.out").write_text(head.format(1) + ORCA_LOG + head.format(2) + other)
+    with pytest.raises(BadData, match=r"it has 2 jobs .*job 1 is C2O4, charge -2, .*job 2 is C2O4, charge 0"):
+        read_structures(tmp_path / "a.out", format="orca-output")
+
+
+NWCHEM_HEAD = (
+    "              Northwest Computational Chemistry Package (NWChem) 7.0.2\n\n"
+    "                                NWChem Input Module\n                                -------------------\n\n"
+)
+NWCHEM_GEOMETRY = (
+    '\n                             Geometry "geometry" -> "geometry"\n          ----------------\n\n'
+    " Output coordinates in angstroms (scale by  1.889725989 to convert to a.u.)\n\n"
+    "  No.       Tag          Charge          X              Y              Z\n"
+    " ---- ---------------- ---------- -------------- -------------- --------------\n"
+    + "".join(
+        f"{k + 1:5d} {s}  {6 if s == 'C' else 8:.4f} {x:.8f} {y:.8f} {z:.8f}\n"
+        for k, (s, (x, y, z)) in enumerate(zip(SYMBOLS, POSITIONS, strict=True))
+    )
+    + "\n"
+)
+NWCHEM_BASIS = (
+    ' Summary of "ao basis" -> "ao basis" (cartesian)\n ------------------------------\n'
+    "       Tag                 Description            Shells   Functions and Types\n"
+    " ---------------- ------------------------------  ------  ---------------------\n"
+    " C                           {0}                  3        5   2s1p\n"
+    " O                           {0}                  3        5   2s1p\n\n\n"
+)
+
+
+def nwchem_scf(charge=-2, basis="sto-3g", energy=-377.0, more="", closed="    0"):
+    """A task with Hartree-Fock, as its output shows it."""
+    return (
+        "                                 NWChem SCF Module\n                                 -----------------\n\n"
+        f'  ao basis        = "ao basis"\n  closed shells   =    23\n  open shells     = {closed}\n'
+        f"  charge          =  {charge:.2f}\n  wavefunction    = RHF \n\n{NWCHEM_BASIS.format(basis)}"
+        f"       Final RHF  results \n      ------------------ \n\n         Total SCF energy = {energy:.9f}\n{more}\n\n"
+    )
+
+
+def nwchem_dft(charge=-2, basis="sto-3g", energy=-377.0, functional="B3LYP"):
+    return (
+        "                                 NWChem DFT Module\n                                 -----------------\n\n"
+        f"{NWCHEM_BASIS.format(basis)}          Charge           :    {charge}\n          Spin multiplicity:     1\n\n"
+        f"              XC Information\n              --------------\n             {functional} Method XC Potential\n"
+        "            Hartree-Fock (Exact) Exchange  0.200\n\n             Grid Information\n      ----------------\n\n"
+        f"         Total DFT energy =    {energy:.9f}\n\n\n"
+    )
+
+
+NWCHEM_TASK = (
+    "                                NWChem Input Module\n                                -------------------\n\n"
+)
+
+
+def nwchem(*tasks):
+    return NWCHEM_HEAD + NWCHEM_GEOMETRY + NWCHEM_TASK.join(tasks)
+
+
+@pytest.mark.parametrize(("task", "spin"), [(nwchem_scf(), 1), (nwchem_scf(closed="    2"), 3), (nwchem_dft(), 1)])
+def test_charge_and_multiplicity_of_nwchem(tmp_path, task, spin):
+    (tmp_path / "a.nwo").write_text(nwchem(task))
+    (atoms,) = read_structures(tmp_path / "a.nwo", format="nwchem-out")
+    assert atoms.get_chemical_formula() == "C2O4" and (atoms.info["charge"], atoms.info["spin"]) == (-2, spin)
+    assert atoms.get_potential_energy() == pytest.approx(-377 * 27.211386, abs=1e-2)
+
+
+@pytest.mark.parametrize("geometry", ["", NWCHEM_GEOMETRY])
+@pytest.mark.parametrize("task", [nwchem_scf, nwchem_dft])
+def test_tasks_of_nwchem_are_all_read(tmp_path, task, geometry):
+    """Also a task without a geometry, which has that of the task before."""
+    (tmp_path / "a.nwo").write_text(nwchem(task(), geometry + task(energy=-377.5)))
+    found = read_structures(tmp_path / "a.nwo", format="nwchem-out")
+    assert [atoms.get_potential_energy() / 27.211386 for atoms in found] == pytest.approx([-377, -377.5], abs=1e-3)
+    assert all(atoms.info["charge"] == -2 and np.allclose(atoms.positions, POSITIONS) for atoms in found)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (nwchem_dft(), "different methods: job 1 .*, hf/sto-3g; job 2 .*b3lyp method xc potential"),
+        (nwchem_scf(basis="6-31g*"), "different methods: job 1 .*hf/sto-3g; job 2 .*hf/6-31g"),
+        (nwchem_scf(more="          Total MP2 energy           -378.1"), "different methods: .*hf/sto-3g mp2"),
+        (nwchem_scf(more=" CCSD total energy / hartree       =       -378.1"), "different methods: .*hf/sto-3g ccsd"),
+        (nwchem_scf(charge=0), "job 1 is C2O4, charge -2, .*job 2 is C2O4, charge 0"),
+        (NWCHEM_GEOMETRY.replace("    1 C  6.0000", "    1 N  7.0000") + nwchem_scf(), "job 2 is CNO4"),
+    ],
+)
+def test_tasks_of_nwchem_of_other_molecules_and_methods_are_named(tmp_path, second, words):
+    (tmp_path / "a.nwo").write_text(nwchem(nwchem_scf(), second))
+    for read in (read_structures, open_dataset):
+        with pytest.raises(BadData, match=r"a\.nwo: it has 2 jobs .*split it into a file for each job") as caught:
+            read(tmp_path / "a.nwo", format="nwchem-out")
+        assert re.search(words, str(caught.value))
+    (tmp_path / "a.nwo").write_text(nwchem(nwchem_dft(), nwchem_dft(functional="PBE0")))
+    with pytest.raises(BadData, match="different methods"):
+        read_structures(tmp_path / "a.nwo", format="nwchem-out")
+
+
+def test_a_log_without_structures_is_an_error(tmp_path):
+    (tmp_path / "a.log").write_text(" Entering Gaussian System\n Error termination\n")
+    with pytest.raises(BadData, match=r"a.log: ase.io finds no atoms in it"):
+        read_structures(tmp_path / "a.log", format="gaussian-out")
