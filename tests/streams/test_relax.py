@@ -9,14 +9,10 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
-from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,14 +23,12 @@ from ase.io import read, write
 from ase.optimize import LBFGS
 from rich.console import Console
 from tiny import tiny_potential
-from warm import warm_python
 
 import torchmdnet2
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
-from torchmdnet2.core import pipeline
-from torchmdnet2.core.pipeline import Journal, Pool, devices_pool, helpers_pool, in_order
+from torchmdnet2.core.pipeline import Journal, devices_pool, helpers_pool, in_order
 from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UndeterminedEnergyWarning
@@ -398,19 +392,6 @@ def test_a_cluster_gives_the_same_and_loses_nothing_with_a_worker(tmp_path):
             assert [line.split(",")[0] for line in lines[0]] == [line.split(",")[0] for line in lines[1]]
 
 
-@pytest.mark.slow
-def test_faults_of_a_cluster_are_named():
-    distributed = pytest.importorskip("distributed", reason="dask's distributed is not installed")
-    with pytest.raises(BadConfig, match="dask: there is no scheduler at 'nothing://here'"):
-        torchmdnet2.relax("organic-small", [molecule("H2O")], dask="nothing://here")
-    client = SimpleNamespace(wait_for_workers=lambda count: None, run=lambda *_: None)
-    with (
-        pytest.raises(RuntimeError, match="several workers of the cluster were ended from outside by the same block"),
-        pipeline._cluster(None, "cpu", client),
-    ):
-        raise distributed.KilledWorker("block 7", None, 3)
-
-
 def test_processes_give_the_same_in_the_same_order(tmp_path):
     starts = rattled() * 4
     found = [torchmdnet2.score("organic-small", starts, devices=names, block=3) for names in ("cpu", "cpu,cpu")]
@@ -427,24 +408,6 @@ def test_processes_give_the_same_in_the_same_order(tmp_path):
             np.array_equal(a.positions, b.positions, equal_nan=True)
             for a, b in zip(record.starts, other.starts, strict=True)
         )
-
-
-def test_a_result_does_not_wait_for_later_blocks():
-    """So that a block is written once it is computed, and not lost with the process; even if there are many workers."""
-    read = []
-
-    def submit(block):
-        future = Future()
-        if block != 2:
-            future.set_result(block)
-        late.append(future)
-        return future
-
-    late = []
-    found = in_order((read.append(k) or k for k in range(9)), Pool(submit, lambda: 4))
-    assert next(found) == 0 and next(found) == 1 and read == [0, 1]
-    threading.Timer(0.2, lambda: late[2].set_result(2)).start()
-    assert list(found) == list(range(2, 9)) and len(read) == 9
 
 
 @pytest.mark.parametrize("verb", [torchmdnet2.score, torchmdnet2.relax])
@@ -671,14 +634,6 @@ def test_what_is_no_structure_is_a_type_error(small, verb):
         verb(small, ["H2O"])
 
 
-def test_what_sets_up_a_device_says_why_it_fails():
-    def fails(device):
-        raise BadConfig(f"{device} is taken")
-
-    with pytest.raises(BadConfig, match="cpu is taken"), devices_pool(fails, ["cpu"]) as pool:
-        pool.submit(1).result()
-
-
 def test_settings_without_effect_are_refused(tmp_path):
     """A seed without conformers, a sum in cells without cells; messages name the setting and its value."""
     atoms = rattled(["H2O"])
@@ -784,19 +739,6 @@ def test_atoms_nearer_than_a_bond_are_counted_over_restarts(tmp_path, monkeypatc
             torchmdnet2.score(potential, starts, tmp_path / "out.csv", block=2)
     with pytest.warns(StructureWarning, match="3 structures have atoms nearer than any bond, first record 1: "):
         torchmdnet2.score(potential, starts, tmp_path / "out.csv", block=2)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are copies on Linux only")
-def test_the_modules_of_the_host_program_for_its_own_processes_stay():
-    code = (
-        "import multiprocessing\nfrom multiprocessing import forkserver\n"
-        "from torchmdnet2.core.pipeline import _context\n"
-        "multiprocessing.set_forkserver_preload(['json'])\n_context('torchmdnet2.streams.run')\n"
-        "print(forkserver._forkserver._preload_modules)"
-    )
-    assert (
-        subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, check=True).stdout == "['json']\n"
-    )
 
 
 @pytest.mark.parametrize(("charge", "named"), [("-2", True), ("0", False)])
