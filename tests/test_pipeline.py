@@ -28,7 +28,7 @@ def test_faults_of_a_cluster_are_named():
         pytest.raises(RuntimeError, match="several workers of the cluster were ended from outside by the same block"),
         pipeline._cluster(None, "cpu", client),
     ):
-        raise distributed.KilledWorker("block 7", None, 3)
+        raise distributed.KilledWorker("block 7", SimpleNamespace(address="tcp://host:1"), 3)
 
 
 def test_a_result_does_not_wait_for_later_blocks():

@@ -175,9 +175,7 @@ class Reader(ABC):
 
         return self.usable_parts(part, where, first, sample.system.num_systems)
 
-    def usable_parts(
-        self, part: Callable[[int, int], Sample], where: str, first: int, count: int
-    ) -> Iterator[Chunk]:
+    def usable_parts(self, part: Callable[[int, int], Sample], where: str, first: int, count: int) -> Iterator[Chunk]:
         """Yield frames as `usable`, of a source that is read by parts.
 
         Args:
