@@ -345,6 +345,29 @@ def test_shipped_potentials_start_without_further_packages(raw, monkeypatch):
     assert torch.isfinite(result.energy).all() and torch.isfinite(result.forces).all()
 
 
+def test_licence_and_sources_of_the_start_are_in_the_card(raw, base, tmp_path):
+    """Also of the start of a start; a licence in the configuration comes first."""
+    start = checkpoint.load(base)
+    about = {"Teacher": "A. Author, J. Chem. 1, 2 (2020)", "Meant for": "water"}
+    checkpoint.save(start, tmp_path / "start.tmn", {"licence": "MIT", "about": about})
+
+    def trained(name, **output):
+        config = {**raw, "init": str(tmp_path / f"{name}.tmn"), "output": {**raw["output"], **output}}
+        config["training"] = {**raw["training"], "max_epochs": 1}
+        return checkpoint.read_header(run_training(parse_config(config)))
+
+    header = trained("start", folder=str(tmp_path / "first"))
+    card = model_card(header["config"], header["metadata"])
+    assert "| Licence of the model | MIT (that of the start) |" in card
+    assert "| Citation of the data | not stated |" in card
+    assert "start.tmn were the start" in card and "Teacher: A. Author" in card and "Meant for" not in card
+    (tmp_path / "first" / "best.tmn").rename(tmp_path / "second.tmn")
+    metadata = trained("second", folder=str(tmp_path / "again"))["metadata"]
+    assert metadata["licence"] == "MIT (that of the start)" and "A. Author" in metadata["about"]["Start"]
+    metadata = trained("start", folder=str(tmp_path / "own"), licence="CC0")["metadata"]
+    assert metadata["licence"] == "CC0" and "A. Author" in metadata["about"]["Start"]
+
+
 @pytest.mark.parametrize(("shift", "same_level"), [(0.01, True), (-300.0, False)])
 def test_one_composition_of_another_level(raw, base, data_file, tmp_path, shift, same_level):
     """Reference energies change little where the data say nothing, and the model says which are of the new level."""

@@ -58,9 +58,6 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
     data = metadata.get("data", {})
     about = metadata.get("about", {})
     about = about if isinstance(about, Mapping) else {}
-    citation = data.get("citation", "not stated")
-    if citation == "not stated" and about:
-        citation = "see below"  # cards of the shipped models name the papers in their sections
     facts = {
         **_card_elements(config.get("elements") or [], data.get("elements")),
         "Level of theory": data.get("level_of_theory", "not stated"),
@@ -73,7 +70,8 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         "Precision of the training": metadata.get("precision", "not stated"),
         "Licence of the model": metadata.get("licence", "not stated"),
         "Licence of the data": data.get("licence", "not stated"),
-        "Citation of the data": citation,
+        # cards of the shipped models name the papers in their sections
+        "Citation of the data": data.get("citation", "see below" if about else "not stated"),
         **{name.capitalize(): value for name, value in words.items()},
     }
     lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]

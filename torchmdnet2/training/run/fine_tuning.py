@@ -28,10 +28,18 @@ from ..steps.batches import Frames, Loader, in_order, require_known
 from ..steps.trainer import Properties, predict
 from .references import determined_by, least_change, require_references
 
-__all__ = ["fine_tuned", "first_names", "freeze", "reference_energies", "refit_references", "with_replay"]
+__all__ = [
+    "NOT_STATED", "fine_tuned", "first_names", "freeze", "reference_energies", "refit_references", "start_facts",
+    "with_replay",
+]  # fmt: skip
 
 
 _SAME_LEVEL = 0.3  # eV; between functionals, energies of atoms such as carbon and oxygen differ by more
+
+NOT_STATED = "not stated"
+_OF_DATA = ("Level of theory", "Licence", "Citation")
+_SECTIONS = ("Cite", "Source", "Teacher", "Training data", "Start")  # of a card, that say where weights come from
+_INHERITED = " (that of the start)"
 
 
 def fine_tuned(
@@ -82,6 +90,24 @@ def fine_tuned(
             "charge is not read (data.keys.charge). The file of `init` refuses such structures; the new model will not"
         )
     return potential, report
+
+
+def start_facts(metadata: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return licence and sources of a start, for the card of the model that is trained from it.
+
+    Args:
+        metadata: of the start's file, which may hold anything.
+        file: the start, as `init.file` names it.
+    """
+    licence, data, about = (metadata.get(name) for name in ("licence", "data", "about"))
+    data, about = (part if isinstance(part, Mapping) else {} for part in (data, about))
+    known = {f"{name} of the data": data.get(name.lower().replace(" ", "_"), NOT_STATED) for name in _OF_DATA}
+    known |= {name: about.get(name, NOT_STATED) for name in _SECTIONS}
+    said = [f"{name}: {text}" for name, text in known.items() if text != NOT_STATED]
+    facts: dict[str, Any] = {"about": {"Start": "\n\n".join([f"The weights of {file} were the start.", *said])}}
+    if isinstance(licence, str) and licence != NOT_STATED:
+        facts["licence"] = licence.removesuffix(_INHERITED) + _INHERITED
+    return facts
 
 
 def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

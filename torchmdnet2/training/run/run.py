@@ -36,6 +36,7 @@ from ..steps.batches import Frames, measured_batches
 from ..steps.distributed import Devices
 from ..steps.loss import in_words
 from ..steps.trainer import Hooks, Trainer, catch_signals, load_state
+from .fine_tuning import NOT_STATED
 from .folder import (
     BEST,
     DONE,
@@ -424,8 +425,10 @@ def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
 
 def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
     """Return metadata of the model file: data, settings, versions. No dates or times: equal runs give equal files."""
-    config, facts = setup.config, setup.facts
+    config, facts, start = setup.config, setup.facts, setup.potential.metadata
+    licence = config.output.licence if config.output.licence != NOT_STATED else start.get("licence", NOT_STATED)
     return {
+        **start,
         "data": {
             "files": setup.digests,
             "frames": {name: len(frames) for name, frames in setup.frames.items()},
@@ -439,7 +442,7 @@ def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
             "spins": facts["spins"],
             "forces_rms": facts["forces_rms"],
         },
-        "licence": config.output.licence,
+        "licence": licence,
         "precision": config.training.precision,
         "num_parameters": sum(p.numel() for p in setup.potential.parameters()),
         "training": {

@@ -32,7 +32,7 @@ from ..config.sections import (
 from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
-from .fine_tuning import fine_tuned, freeze, refit_references, with_replay
+from .fine_tuning import NOT_STATED, fine_tuned, freeze, refit_references, start_facts, with_replay
 from .levels import LevelData, by_level, fitted_levels, level_config, levels_of, refit_level
 from .references import atom_files, potential_config, reference_notes, trusted, with_isolated, with_pair_fit
 from .subsets import (
@@ -50,7 +50,6 @@ from .subsets import (
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
 
-NOT_STATED = "not stated"
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
 
@@ -227,6 +226,7 @@ def from_base_model(
     assert config.init is not None and base is not None
     known = (facts["elements"], own.facts["isolated"], facts["charges"], facts["odd_electrons"])
     potential, notes = fine_tuned(base, config.parts(), *known)
+    potential.metadata = start_facts(base.metadata, config.init.file)
     begun = [copy.deepcopy(prior) for prior in potential.config["priors"]]
     fits = any(prior.get("energies") in ("auto", "fit") for prior in config.priors)
     if fits:
