@@ -265,6 +265,8 @@ def test_settings_of_cells_for_a_molecule(model_file, tmp_path, monkeypatch, cap
     write("w.xyz", molecule("H2O"))
     assert main(["md", str(model_file), "w.xyz", "--steps", "5", "--isolated"]) != 0
     assert "--isolated has no effect: the start is not periodic" in capsys.readouterr().err
+    assert main(["md", str(model_file), "w.xyz", "--steps", "5", "--isolated", "--ensemble", "npt"]) != 0
+    assert "--isolated removes the cell, and --ensemble npt needs one" in capsys.readouterr().err
     charged = tiny_potential(priors=[{"name": "coulomb", "charges": {"H": 0.3, "O": -0.6}}])
     with pytest.raises(ValueError, match=r"coulomb='dsf' has no effect: .* no structure is periodic"):
         run_md(charged, molecule("H2O"), options(tmp_path), coulomb="dsf")

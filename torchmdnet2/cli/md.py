@@ -199,6 +199,8 @@ def _start(options: argparse.Namespace) -> Atoms:
 
         atoms = from_smiles(options.smiles, options.seed)
     if options.isolated:
+        if options.ensemble == "npt":
+            raise BadConfig("--isolated removes the cell, and --ensemble npt needs one: leave one of the two out")
         from ..adapters.isolated import made_whole
 
         if not atoms.pbc.any():
