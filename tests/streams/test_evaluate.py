@@ -235,7 +235,7 @@ def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_bl
     capsys.readouterr()
     for command, changed in ((["n.tmn", "data.xyz"], "model"), (["m.tmn", "data.xyz", "--format", "ase"], "options")):
         assert main(["evaluate", *command, "--output", "out.xyz"]) == 2
-        assert f"belongs to an interrupted run with another {changed}" in capsys.readouterr().err
+        assert f"belongs to an interrupted run that differs in {changed}:" in capsys.readouterr().err
 
 
 def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small_blocks):

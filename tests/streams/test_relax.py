@@ -473,7 +473,7 @@ def test_a_run_that_is_killed_has_every_record_once(tmp_path, name, kills):
     growing = tmp_path / (name if name == "out.xyz" else "out.h5.xyz")
     with open(growing, "ab") as file:
         file.write(b"9\nof a block that was written in part")
-    with pytest.raises(BadConfig, match="another options"):
+    with pytest.raises(BadConfig, match="differs in steps: give the same command"):
         torchmdnet2.relax(*files, steps=5, block=2)
     torchmdnet2.relax(*files, steps=4, block=2)
     if name == "out.xyz":
@@ -775,8 +775,8 @@ def test_a_run_in_memory_continues_only_with_the_same_structures(tmp_path, monke
     """After a kill: other structures, or another potential, do not continue the file."""
     starts, potential = rattled(), tiny_potential(noise=0.02)
 
-    def run_with(structures, model):
-        torchmdnet2.score(model, structures, tmp_path / "out.csv", block=2)
+    def run_with(structures, model, **options):
+        torchmdnet2.score(model, structures, tmp_path / "out.csv", block=2, **options)
 
     commit, calls = Journal.commit, []
 
@@ -790,7 +790,9 @@ def test_a_run_in_memory_continues_only_with_the_same_structures(tmp_path, monke
         run_with(starts, potential)
     monkeypatch.setattr(Journal, "commit", commit)
     for other in ((rattled(size=0.1), potential), (starts, tiny_potential(noise=0.03))):
-        with pytest.raises(BadConfig, match=r"belongs to an interrupted run with another (input|model)"):
+        with pytest.raises(BadConfig, match=r"belongs to an interrupted run that differs in (input|model):"):
             run_with(*other)
+    with pytest.raises(BadConfig, match=r"that differs in dtype, novelty: give the same command"):
+        run_with(starts, potential, dtype="float64", novelty=False)
     run_with(starts, potential)
     assert calls and len((tmp_path / "out.csv").read_text().splitlines()) == len(starts) + 1

@@ -405,8 +405,8 @@ class Journal:
             if found["job"] != self._job:
                 changed = sorted(k for k in {*found["job"], *self._job} if found["job"].get(k) != self._job.get(k))
                 raise BadConfig(
-                    f"{self._output} belongs to an interrupted run with another {', '.join(changed)}: give the "
-                    f"same command to finish it, or remove {self._state} to start again"
+                    f"{self._output} belongs to an interrupted run that differs in {', '.join(changed)}: give the same "
+                    f"command to finish it, or remove {self._state} to start again"
                 )
             self.kept = found.get("kept")
             return found["records"], found["sizes"]

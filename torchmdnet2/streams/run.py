@@ -159,8 +159,7 @@ def relax(
         block = max(1, (128 if names[0] == "cpu" else max(1024, 4096 // len(names))) // (conformers or 1))
     worker = partial(_worker, CellRelaxer if cell else Relaxer, members, options, opening)
     stages = _Stages(source.preparation, partial(_relaxing, worker))
-    wanted = repr((options, conformers, seed or 0, cell, opening))
-    job = {"model": [identity(member) for member in members], "input": identity(structures), "options": wanted}
+    job = _job(members, structures, options, opening, conformers=conformers, seed=seed or 0, cell=cell)
     return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
 
 
@@ -216,11 +215,7 @@ def score(
     options, members = BatchOptions(novelty), _members(model)
     opening = Opening(dtype, allow_untrained_charge, coulomb, level)
     remedy = _checked(members, opening)
-    job = {
-        "model": [identity(member) for member in members],
-        "input": identity(structures),
-        "options": repr((options, seed or 0, opening)),
-    }
+    job = _job(members, structures, options, opening, seed=seed or 0)
     worker = partial(_worker, Scorer, members, options, opening)
     stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
     names = devices_for(devices, model, dask)
@@ -540,6 +535,14 @@ def _stream(
             console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     summary.warn(remedy)
     return []
+
+
+def _job(
+    members: Sequence[Any], structures: Any, options: BatchOptions, opening: Opening, **more: Any
+) -> dict[str, Any]:
+    """Return what must be the same when an interrupted run continues, by the names of the options."""
+    settings = {name: repr(value) for name, value in {**vars(options), **opening._asdict(), **more}.items()}
+    return {"model": [identity(member) for member in members], "input": identity(structures), **settings}
 
 
 def _title(path: Path, job: dict[str, Any]) -> str:
