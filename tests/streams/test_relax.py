@@ -359,6 +359,11 @@ def test_hdf5_is_a_data_set_and_a_page_shows_the_run(small, tmp_path):
         page = (tmp_path / f"{verb}.html").read_text()
         assert f"<h1>{verb}.h5: in.xyz by organic-small</h1>" in page
         assert page.count("<img") > 6 and "overlap" in page and "<td class=text>9</td>" in page
+        lowest = page.partition("<h2>Lowest structures</h2>")[2].partition("<h2>Failures</h2>")[0]
+        labels = [found[k].labels for k in range(len(found))]
+        energies = {int(known["scalar:record"]): float(known["energy"]) for known in labels}
+        rows = re.findall(r"<td>(\d+)</td><td>(-[\d.]+)</td>", lowest)
+        assert len(rows) == 12 and all(abs(energies[int(record)] - float(energy)) < 6e-4 for record, energy in rows)
         assert {path.name for path in tmp_path.glob(f"{verb}*")} == {f"{verb}.h5", f"{verb}.html", f"{verb}.failed.txt"}
 
 

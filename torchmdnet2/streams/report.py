@@ -54,7 +54,9 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
         results: file of the structures, in the order of the table; not read if it is CSV.
     """
     lowest: dict[str, float] = {}
-    columns: dict[str, list[float]] = {name: [] for name in (*_DISTRIBUTIONS, "energy", "seconds", "converged")}
+    columns: dict[str, list[float]] = {
+        name: [] for name in (*_DISTRIBUTIONS, "record", "energy", "seconds", "converged")
+    }
     formulas: list[str] = []
     changed = 0
     with open(rows, newline="", encoding="utf-8") as file:
@@ -65,7 +67,7 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
                 lowest[formula] = min(energy, lowest.get(formula, np.inf))
             changed += row["bonds_changed"] not in ("", "0")
             formulas.append(formula)
-            for name in ("energy", "steps", "largest_force", "novelty", "seconds"):
+            for name in ("record", "energy", "steps", "largest_force", "novelty", "seconds"):
                 columns[name].append(float(row[name] or "nan"))
             columns["converged"].append(whole)
     found = {name: np.array(values, float) for name, values in columns.items()}
@@ -134,8 +136,11 @@ def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray]) -
     for place, picture in zip(order, pictures_of([found[place] for place in order]), strict=True):
         name = str(found[place].info["name"])
         numbers = [f"{columns[key][place]:.3f}" for key in ("energy", "above", "novelty")]
-        lines.append([image(picture, name, "structure"), html.escape(name), *numbers])
+        lines.append(
+            [image(picture, name, "structure"), html.escape(name), f"{columns['record'][place]:.0f}", *numbers]
+        )
     return [
-        "<p class=note>By energy above the lowest of the same formula; converged, with unchanged bonds.</p>",
-        table(["", "name", "energy (eV)", "above (eV)", "novelty"], lines, escaped=True, left=(0, 1)),
+        "<p class=note>By energy above the lowest of the same formula; converged, with unchanged bonds. Records are "
+        "counted from 0 in the input.</p>",
+        table(["", "name", "record", "energy (eV)", "above (eV)", "novelty"], lines, escaped=True, left=(0, 1)),
     ]
