@@ -8,7 +8,10 @@ import random
 
 import numpy as np
 import pytest
+from ase import Atoms
 
+from torchmdnet2 import System
+from torchmdnet2.data import Sample, write_hdf5
 from torchmdnet2.errors import BadData
 from torchmdnet2.streams import records
 from torchmdnet2.streams.records import RecordFile, _decoded, _read_sdf, _read_xyz
@@ -121,3 +124,19 @@ def test_a_damaged_compressed_file_is_named(tmp_path, text):
     path.write_bytes(text)
     with pytest.raises(BadData, match=r"in\.xyz\.gz: (it cannot be decompressed|its content is not compressed)"):
         list(RecordFile(str(path)))
+
+
+def test_hdf5_is_read_as_structures(tmp_path):
+    """With charges and cells; a frame that cannot be used has a reason, and does not end the reading."""
+    h5py = pytest.importorskip("h5py")
+    ion = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
+    crystal = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], cell=np.diag([3.0, 4.0, 5.0]), pbc=True)
+    frames = [ion, crystal, crystal]
+    write_hdf5(tmp_path / "in.h5", [Sample(System.from_ase(atoms), {}) for atoms in frames])
+    with h5py.File(tmp_path / "in.h5", "a") as file:
+        next(reversed(file.values()))["pos"][-1] = np.nan
+    first, second, third = RecordFile(str(tmp_path / "in.h5"))
+    for record, expected in ((first, ion), (second, crystal)):
+        (atoms,) = record.starts
+        assert atoms == expected and atoms.info == expected.info
+    assert not third.starts and "not finite" in third.error

@@ -21,6 +21,7 @@ from ..core.stated import Statement, agreed, no_cell, of_atoms, statements, whol
 from ..core.stated_words import WarnedInfo, stated_units
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, Frame, raw_frames, structure_of
+from .hdf5 import HDF5Dataset
 from .program_texts import (
     MASSES,
     jobs_of,
@@ -132,7 +133,8 @@ def read_structures(path: str | PathLike, index: int | slice | None = None, form
     and the charge in the log of a quantum-chemistry program.
 
     Args:
-        path: a file of any format that ASE reads; text may begin with a byte order mark.
+        path: a file of any format that ASE reads, or HDF5 as `open_dataset` reads it; text may begin with a byte order
+            mark.
         index: a number or a slice; None reads all structures.
         format: name of the format in ASE; with None the file's name and content decide.
 
@@ -148,7 +150,9 @@ def read_structures(path: str | PathLike, index: int | slice | None = None, form
 
 
 def open_structures(path: str | PathLike, format: str | None = None) -> Sequence[Atoms]:
-    """Open the structures of a file as a sequence; XYZ files and trajectories of ASE are parsed frame by frame."""
+    """Open the structures of a file as a sequence; XYZ, trajectories of ASE and HDF5 are parsed frame by frame."""
+    if format is None and Path(path).suffix.lower() in (".h5", ".hdf5"):
+        return _OfDataset(str(path))
     return _Completed(str(path), open_found(path, format))
 
 
@@ -454,6 +458,19 @@ class _Completed(Sequence):
         other = self._numbers is None or not np.array_equal(found.atoms.numbers, self._numbers)
         self._numbers = found.atoms.numbers
         return _completed(found, where, f"{self.path}: ", hydrogens=other)  # of a trajectory, one frame is enough
+
+
+class _OfDataset(Sequence):
+    """A sequence of the structures of an HDF5 file, without their labels."""
+
+    def __init__(self, path: str):
+        self.data = HDF5Dataset(path, keys={})
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.data[range(len(self))[index]].system.to_ase()[0]
 
 
 def database_rows(path: str, kind: str) -> Iterator[Found]:
