@@ -333,6 +333,21 @@ def test_evaluate(capsys, folder):
     assert code == 0 and "forces on O" in out and "400.000" in out and "meV/Å" in out
 
 
+@pytest.mark.parametrize(
+    ("shifts", "said"), [([0.9] * 6, "0.31 eV per atom"), ([0.9, -0.6] * 3, ""), ([9.0, 3.0] * 3, "2.01 eV per atom")]
+)
+def test_evaluate_says_that_labels_have_another_zero(capsys, folder, tmp_path, shifts, said):
+    """Where errors are large, or of middle size and nearly the same in all frames."""
+    frames = read(folder / "data.xyz", ":")
+    for atoms, shift in zip(frames, shifts, strict=True):
+        atoms.calc.results["energy"] += shift
+    write(tmp_path / "data.xyz", frames)
+    code, _, err = run(capsys, "evaluate", folder / "model.tmn", tmp_path / "data.xyz")
+    assert code == 0 and (f"energies differ by about {said}: probably the labels have another zero" in err) == bool(
+        said
+    )
+
+
 def test_evaluate_reads_every_format(capsys, folder, tmp_path):
     frames = read(folder / "data.xyz", ":")
     write(tmp_path / "run.json", frames)

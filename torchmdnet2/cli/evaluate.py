@@ -316,6 +316,19 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
             (mae, unit), (rmse, _) = (shown(error[kind], error["unit"]) for kind in ("mae", "rmse"))
             rows.append([label.replace("_", " "), f"{mae:.3f}", f"{rmse:.3f}", unit, str(error["count"])])
     print_table(title, ("property", "MAE", "RMSE", "unit", "labels"), rows, left=(0, 3))
+    error = errors.get("energy_per_atom")
+    constant = error and error["count"] >= _SOME and error["mae"] > max(_NEAR, _CONSTANT * error["rmse"])
+    if error and (error["mae"] > _FAR or constant):
+        note(
+            f"energies differ by about {error['mae']:.3g} eV per atom: probably the labels have another zero (total or "
+            "atomisation energies, another method) or unit (--energy-unit). Take labels of the model's level of "
+            "theory, or fine-tune the model, which fits the zero; errors of forces do not depend on it"
+        )
+
+
+# eV per atom. Above the first, labels have another zero: all bonds of an atom make a few eV. Above the second, so have
+# labels whose errors are nearly the same in several frames: errors of a network differ, as mean and rms errors then do.
+_FAR, _NEAR, _CONSTANT, _SOME = 1.0, 0.05, 0.98, 5
 
 
 def _print_members(models: Sequence[str], found: Evaluated) -> None:
