@@ -380,9 +380,9 @@ def test_processes_of_a_daemon_and_commands_in_a_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing.process.current_process(), "_config", {"daemon": True})
     with pytest.raises(BadConfig, match=r"a worker of a multiprocessing\.Pool cannot start"):
         torchmdnet2.relax(tiny_potential(), [ethanol(), ethanol()], steps=1, devices="cpu,cpu")
-    through = run._through  # helpers, as beside a GPU, are done without
+    through = run.through  # helpers, as beside a GPU, are done without
     monkeypatch.setattr(
-        run, "_through", lambda blocks, stages, names, *_: through(blocks, stages, names, 2, True, None)
+        run, "through", lambda blocks, stages, names, module, *_: through(blocks, stages, names, module, 2, True)
     )
     (outcome,) = torchmdnet2.score(tiny_potential(), [ethanol()])
     assert outcome.structures

@@ -422,12 +422,12 @@ def test_stages_in_other_processes_give_the_same(tmp_path, monkeypatch, verb):
     starts = [atoms.copy() for atoms in rattled() * 4]
     starts[5].numbers[0] = starts[13].numbers[0] = 92
     write(tmp_path / "in.xyz", starts, format="extxyz")
-    through, options = run._through, {"steps": 10} if verb is torchmdnet2.relax else {}
+    through, options = run.through, {"steps": 10} if verb is torchmdnet2.relax else {}
     for name in ("alone", "helped"):
         files = [tmp_path / given for given in ("tiny.tmn", "in.xyz", f"{name}.xyz")]
         verb(*files, devices="cpu", block=5, **options)
         monkeypatch.setattr(
-            run, "_through", lambda blocks, stages, names, *_: through(blocks, stages, names, 2, True, None)
+            run, "through", lambda blocks, stages, names, module, *_: through(blocks, stages, names, module, 2, True)
         )
     for suffix in (".xyz", ".failed.txt"):
         one, two = ((tmp_path / f"{name}{suffix}").read_text() for name in ("alone", "helped"))

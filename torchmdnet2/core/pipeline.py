@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from itertools import islice
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import BadConfig, needs_extra
+from .devices import usable_cores
 from .files import append, atomic_write, keep_old
 
 if TYPE_CHECKING:
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = [
-    "Journal", "Pool", "ProcessEnded", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order",
-    "left_text", "may_have_children",
+    "Journal", "Pool", "ProcessEnded", "Setup", "Stages", "Work", "blocks_of", "devices_pool", "helpers_for",
+    "helpers_pool", "in_order", "left_text", "may_have_children", "through",
 ]  # fmt: skip
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
+_HELPERS = 16  # processes beside GPUs
 _AHEAD = 2  # number of blocks that wait for each device
 _RESUME = "the results so far are written, and the same command continues from there"
 _Item = TypeVar("_Item")
@@ -102,7 +105,12 @@ def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
 
 @contextmanager
 def devices_pool(
-    setup: Setup, devices: list[str], dask: str | Client | None = None, remedy: str = _RESUME, here: bool = False
+    setup: Setup,
+    devices: list[str],
+    dask: str | Client | None = None,
+    remedy: str = _RESUME,
+    here: bool = False,
+    module: str | None = None,
 ) -> Iterator[Pool]:
     """Yield a pool that computes blocks on devices.
 
@@ -115,6 +123,7 @@ def devices_pool(
         dask: a cluster, by the address of its scheduler or a client. Blocks of a lost worker go to other workers.
         remedy: what to do where the system ends a process, for the error.
         here: let this thread use a single device, so that Ctrl-C ends a block that takes long.
+        module: name of a module that is imported before processes are copied; default: that of `setup`.
 
     Raises:
         BadConfig: there is no scheduler at the address.
@@ -125,7 +134,7 @@ def devices_pool(
         with _cluster(setup, devices[0], dask) as pool:
             yield pool
     elif len(devices) > 1:
-        with _processes(setup, devices, remedy) as pool:
+        with _processes(setup, devices, remedy, module) as pool:
             yield pool
     elif here:
         yield Pool(partial(_done, setup(devices[0])), lambda: 1)
@@ -164,6 +173,62 @@ def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Poo
             )
 
         yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a block; each can run in another process.
+
+    Attributes:
+        prepare: function that turns a block into what is computed.
+        setup: function that returns, for a device, the function that computes it.
+        finish: function that converts the result.
+    """
+
+    prepare: Work
+    setup: Setup
+    finish: Work
+
+    def whole(self, device: str) -> Work:
+        """Return all stages as one function on a device."""
+        work = self.setup(device)
+        return lambda block: self.finish(work(self.prepare(block)))
+
+
+def helpers_for(devices: Sequence[str], dask: object = None) -> int:
+    """Return how many processes prepare and finish blocks beside GPUs; 0 on CPUs and clusters, where the process that
+    computes a block does all."""
+    on_gpu = dask is None and devices[0] != "cpu"
+    return max(2, min(_HELPERS, usable_cores() - len(devices))) if on_gpu else 0
+
+
+def through(
+    blocks: Iterable[Any],
+    stages: Stages,
+    devices: list[str],
+    module: str,
+    helpers: int = 0,
+    slow: bool = False,
+    dask: str | Client | None = None,
+) -> Iterator[Any]:
+    """Yield the result of all stages for each block, in order.
+
+    Args:
+        blocks: the blocks.
+        stages: stages of each block.
+        devices, dask: as for `devices_pool`.
+        module: name of the module of the stages, which is imported before processes are copied.
+        helpers: number of processes that prepare and finish; with 0, and where this process may start none, the
+            process that computes a block does all.
+        slow: True if preparing a block takes so long that it is left to the helpers from the first one on.
+    """
+    if not helpers or not may_have_children():
+        with devices_pool(stages.whole, devices, dask, module=module) as pool:
+            yield from in_order(blocks, pool)
+        return
+    with helpers_pool(helpers, module) as helping, devices_pool(stages.setup, devices, module=module) as pool:
+        prepared = in_order(blocks, helping(stages.prepare, not slow))
+        yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
 
 
 def left_text(seconds: float) -> str:
@@ -246,11 +311,11 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 
 
 @contextmanager
-def _processes(setup: Setup, devices: list[str], remedy: str) -> Iterator[Pool]:
+def _processes(setup: Setup, devices: list[str], remedy: str, module: str | None) -> Iterator[Pool]:
     """Yield the pool of several devices of this host."""
     if not may_have_children():
         raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
-    context = _context(getattr(setup, "func", setup).__module__)
+    context = _context(module or getattr(setup, "func", setup).__module__)
     queue, begun = context.SimpleQueue(), context.Event()
     for device in devices:
         queue.put(device)

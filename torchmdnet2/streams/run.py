@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from ..adapters.model import Opening
-from ..core.devices import devices_of, usable_cores
+from ..core.devices import devices_of
 from ..core.files import claimed, load_h5py, spare_inputs
 from ..core.pipeline import (
     Journal,
+    Stages,
     Work,
     blocks_of,
-    devices_pool,
-    helpers_pool,
-    in_order,
+    helpers_for,
     left_text,
-    may_have_children,
+    through,
 )
 from ..data.structures import Beside
 from ..ensemble import model_files
@@ -66,7 +65,6 @@ __all__ = ["Summary", "devices_for", "identity", "relax", "score"]
 Model: TypeAlias = "str | os.PathLike | Potential | Sequence[str | os.PathLike | Potential]"
 
 _LARGE = 2**22  # bytes
-_HELPERS = 16
 _FIRST = 1000  # structures that are looked at for cells
 _BONDS = (".sdf", ".mol", ".smi", ".smiles")
 
@@ -158,7 +156,7 @@ def relax(
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else max(1024, 4096 // len(names))) // (conformers or 1))
     worker = partial(_worker, CellRelaxer if cell else Relaxer, members, options, opening)
-    stages = _Stages(source.preparation, partial(_relaxing, worker))
+    stages = Stages(source.preparation, partial(_relaxing, worker), methodcaller("outcomes"))
     job = _job(members, structures, options, opening, conformers=conformers, seed=seed or 0, cell=cell)
     return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
 
@@ -217,7 +215,7 @@ def score(
     remedy = _checked(members, opening)
     job = _job(members, structures, options, opening, seed=seed or 0)
     worker = partial(_worker, Scorer, members, options, opening)
-    stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
+    stages = Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker), methodcaller("outcomes"))
     names = devices_for(devices, model, dask)
     block = block or (1024 if names[0] == "cpu" else 4096)
     return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
@@ -262,26 +260,6 @@ def _worker(
     (device,) = devices_of(device)
     first, *others = (opening.open(model, device) for model in models)
     return kind(first, options, others)
-
-
-@dataclass(frozen=True)
-class _Stages:
-    """The stages of a block of records; each can run in another process.
-
-    Attributes:
-        prepare: function that parses records and makes conformers.
-        setup: function that returns, for a device, the function that computes prepared records into `Results`.
-        finish: function that converts results into text or structures.
-    """
-
-    prepare: Callable[[Iterable[Record]], Any]
-    setup: Callable[[str], Callable[[Any], Results]]
-    finish: Callable[[Results], Any] = methodcaller("outcomes")
-
-    def whole(self, device: str) -> Work:
-        """Return all stages as one function on a device."""
-        work = self.setup(device)
-        return lambda records: self.finish(work(self.prepare(records)))
 
 
 def _relaxing(worker: Callable[[str], Any], device: str) -> Work:
@@ -398,33 +376,6 @@ class _Source:
         return self._ends.popleft()
 
 
-def _through(
-    blocks: Iterable[Iterable[Record]],
-    stages: _Stages,
-    devices: list[str],
-    helpers: int,
-    slow: bool,
-    dask: str | Client | None,
-) -> Iterator[Any]:
-    """Yield the result of all stages for each block, in order.
-
-    Args:
-        blocks: blocks of records that are not parsed.
-        stages: stages of each block.
-        devices, dask: as for `devices_pool`.
-        helpers: number of processes that prepare and finish; with 0, and where this process may start none, the
-            process that computes a block does all.
-        slow: True if conformers are made, which is left to the helpers.
-    """
-    if not helpers or not may_have_children():
-        with devices_pool(stages.whole, devices, dask) as pool:
-            yield from in_order(blocks, pool)
-        return
-    with helpers_pool(helpers, __name__) as helping, devices_pool(stages.setup, devices) as pool:
-        prepared = in_order(blocks, helping(stages.prepare, not slow))
-        yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
-
-
 @dataclass
 class _Written:
     """A block of results as text.
@@ -458,7 +409,7 @@ def _write(suffix: str, report: bool, found: Results) -> _Written:
 
 def _stream(
     source: _Source,
-    stages: _Stages,
+    stages: Stages,
     devices: list[str],
     block: int,
     output: str | os.PathLike | None,
@@ -470,13 +421,15 @@ def _stream(
 ) -> list[Outcome]:
     """Compute all records, into the output or, without one, into a list."""
     summary = Summary()
-    on_gpu = dask is None and devices[0] != "cpu"  # on CPUs, the process that computes a block prepares it too
-    helpers = max(2, min(_HELPERS, usable_cores() - len(devices))) if on_gpu and source.takes_long else 0
+    helpers = helpers_for(devices, dask) if source.takes_long else 0
+
+    def computed(first: int) -> Iterator[Any]:
+        return through(source.blocks(first, block), stages, devices, __name__, helpers, source.embeds, dask)
+
     if output is None:
         if report:
             raise BadConfig("report: the report is written beside the output, but no output is given")
-        found = _through(source.blocks(0, block), stages, devices, helpers, source.embeds, dask)
-        outcomes = [outcome for block in found for outcome in block]
+        outcomes = [outcome for found in computed(0) for outcome in found]
         summary.take(Outcomes(outcomes).near())
         summary.warn(remedy)
         return outcomes
@@ -501,7 +454,7 @@ def _stream(
         status = console.status("") if console is not None else nullcontext()
         try:
             with status:
-                for written in _through(source.blocks(first, block), stages, devices, helpers, source.embeds, dask):
+                for written in computed(first):
                     new, end = not journal.done, source.end_of_block()
                     seconds = summary.add(written)
                     texts = [csv_head(results) * new + written.results, written.failures]
