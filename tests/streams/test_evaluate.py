@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -20,12 +21,18 @@ from tiny import tiny_potential
 from warm import warm_python
 
 import torchmdnet2
-from torchmdnet2 import checkpoint
+from torchmdnet2 import System, checkpoint
 from torchmdnet2.cli import main
-from torchmdnet2.data import file_readers
+from torchmdnet2.core import pipeline
+from torchmdnet2.data import Sample, file_readers
 from torchmdnet2.data.extxyz import read_extxyz
+from torchmdnet2.ensemble import EnsembleResult
 from torchmdnet2.errors import BadConfig
+from torchmdnet2.potential.output import Output
+from torchmdnet2.potential.potential import Result
 from torchmdnet2.streams import evaluating
+from torchmdnet2.training.config.sections import LOSS_WEIGHT
+from torchmdnet2.training.reporting.evaluation import Predictions
 
 
 def water(k: int) -> Atoms:
@@ -136,7 +143,7 @@ def test_blocks_of_large_structures_have_fewer_frames(folder, monkeypatch):
     write("large.xyz", [*[water(k) for k in range(30)], chain, chain, water(30)], format="extxyz")
     for done, sizes in ((0, [13, 13, 4, 1, 1, 1]), (20, [10, 1, 1, 1])):
         (reader,) = file_readers(["large.xyz"], {"energy": "energy"}, {})
-        blocks = list(evaluating.FrameSource.of_readers([reader], lambda whole: None).blocks(32, done, 0, 0))
+        blocks = list(evaluating.FrameSource.of_readers([reader], lambda whole: None).blocks(32, done, 0))
         assert [len(block) for block in blocks] == sizes and max(block.num_atoms for block in blocks) == 60
         names = [name for block in blocks for name in block.names]
         assert names == [f"large.xyz, frame {k}" for k in range(done, 33)]
@@ -210,7 +217,7 @@ def test_an_end_by_the_system_is_told_without_a_traceback(folder, capsys, monkey
     def end(*_):
         raise error
 
-    monkeypatch.setattr(evaluating, "in_order", end)
+    monkeypatch.setattr(pipeline, "in_order", end)
     assert main(["evaluate", "m.tmn", "data.xyz", "--devices", "cpu,cpu"]) == 1
     assert capsys.readouterr().err.startswith(f"torchmdnet2 evaluate: {words}")
 
@@ -249,7 +256,7 @@ def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small
         atoms.arrays["forces"] = rng.normal(0, 1, (8, 3))
         write("ethane.xyz", atoms, append=True)
     whole = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz")
-    monkeypatch.setattr(evaluating, "_ALL", 512)
+    monkeypatch.setattr(evaluating.Evaluation.__init__, "__defaults__", (512,))  # most
     some = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz")
     again = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz", "--output", "out.xyz", "--devices", "cpu,cpu")
     assert some["forces"] == whole["forces"] and some["members"] == whole["members"]
@@ -325,3 +332,33 @@ def test_an_input_is_never_written(folder):
             with pytest.raises(BadConfig, match=f"{name} is read by this command and would be written too"):
                 run("organic-small", name, output)
         assert (folder / name).read_text() == text and not (folder / f"{name}.old").exists()
+
+
+def test_predictions_are_written_as_ase_writes_them():
+    """From arrays, without structures of ASE between: molecules and cells, charges, labels that are missing, spread."""
+    sizes, n = [1, 3, 2], 6
+    systems = [
+        System(torch.ones(k, dtype=torch.long), torch.randn(k, 3).double(), charge=torch.tensor([q]).double(),
+               spin=torch.tensor([s]), cell=torch.eye(3).double()[None] * p * 9.1, pbc=torch.tensor([[p, p, False]]))
+        for k, q, s, p in zip(sizes, (0, -1, 0.5), (0, 3, 0), (False, False, True), strict=True)
+    ]  # fmt: skip
+    labels = {"energy": torch.tensor([1.0, torch.nan, -2.5]).double(), "forces": torch.randn(n, 3),
+              "stress": torch.full((3, 3, 3), torch.nan), LOSS_WEIGHT: torch.ones(3)}  # fmt: skip
+    labels["stress"][2] = torch.randn(3, 3)
+    sample = Sample(System.concatenate(systems), labels)
+    stress = torch.randn(3, 3, 3)
+    plain = {"energy": torch.randn(3).double(), "forces": torch.randn(n, 3), "stress": stress + stress.mT}
+    outputs = {o.name: o for o in (Output("charges", "atom"), Output("gap", "system"), Output("alpha", "atom", (2,)))}
+    properties = {name: torch.randn(n if output.per_atom else 3, *output.shape) for name, output in outputs.items()}
+    properties["dipole"] = torch.randn(3, 3)
+    for result in (
+        Result(plain["energy"]),
+        Result(**plain, charges=properties["charges"], properties=properties),
+        EnsembleResult(**plain, energy_std=torch.rand(3), forces_std=torch.rand(n, 3)),
+    ):
+        found = Predictions.of(sample, result, outputs, ["a.xyz, frame 0", 'b "c"', "d"])
+        text = io.StringIO()
+        write(text, found.frames(), format="extxyz")
+        assert found.text() == text.getvalue()
+        assert ("reference_energy" in found.text()) and found.text().count("reference_energy=") == 2
+        assert found.text().count(" stress=") == (result.stress is not None)

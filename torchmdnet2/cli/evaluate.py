@@ -59,7 +59,8 @@ def add(command: Command) -> None:
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="frames of --split (default: test)")
-    test.add_argument("--batch-size", type=int, default=32, help="frames of a batch (default: 32)")
+    words = "32 on a CPU; on a GPU, as many as have some ten thousand atoms"
+    test.add_argument("--batch-size", type=int, help=f"frames of a batch (default: {words})")
     test.add_argument(
         "--output",
         metavar="FILE",
@@ -83,7 +84,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from ..training.config.sections import label_keys, label_units, predicted_shapes
     from ..training.steps.trainer import Properties
 
-    if options.batch_size < 1:
+    if options.batch_size is not None and options.batch_size < 1:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
     models = _models(options)
     data = _Data(options)

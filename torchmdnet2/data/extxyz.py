@@ -9,7 +9,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
@@ -24,7 +24,18 @@ from ..errors import StructureWarning
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "real", "structure_of"]
+__all__ = [
+    "BOM",
+    "ISOTOPES",
+    "STRUCTURE",
+    "Frame",
+    "extxyz_frames",
+    "numbers_of",
+    "raw_frames",
+    "read_extxyz",
+    "real",
+    "structure_of",
+]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
 """Arrays that ASE keeps for the atoms and that are not labels."""
@@ -465,3 +476,42 @@ def _known() -> dict[str, int]:
     from ase.data import atomic_numbers
 
     return {**atomic_numbers, **ISOTOPES}
+
+
+def extxyz_frames(
+    numbers: np.ndarray,
+    sizes: np.ndarray,
+    cell: np.ndarray,
+    pbc: np.ndarray,
+    arrays: Mapping[str, np.ndarray],
+    infos: Iterable[Mapping[str, Any]],
+) -> Iterator[str]:
+    """Yield the texts of structures, as ASE writes them.
+
+    Args:
+        numbers: [N] atomic numbers of all structures.
+        sizes: [B] number of atoms of each structure.
+        cell: [B, 3, 3] lattice vectors as rows, in Å; pbc: [B, 3].
+        arrays: name -> floating-point numbers [N] or [N, columns]; first "positions" [N, 3] in Å.
+        infos: the entries of each structure.
+    """
+    from ase.data import chemical_symbols
+    from ase.io.extxyz import PROPERTY_NAME_MAP, key_val_dict_to_str
+
+    columns = {
+        PROPERTY_NAME_MAP.get(name, name): value.reshape(len(numbers), int(np.prod(value.shape[1:])))
+        for name, value in arrays.items()
+    }
+    names = ":".join(["species:S:1", *(f"{name}:R:{value.shape[1]}" for name, value in columns.items())])
+    values = np.concatenate([*columns.values()], 1)
+    line = "%-2s" + " %16.8f" * values.shape[1] + "\n"
+    first = 0
+    for k, info in enumerate(infos):
+        size = int(sizes[k])
+        symbols = [chemical_symbols[z] for z in numbers[first : first + size].tolist()]
+        rows = zip(symbols, values[first : first + size].tolist(), strict=True)
+        words = [word for symbol, row in rows for word in (symbol, *row)]
+        lattice = f'Lattice="{" ".join(map(str, cell[k].ravel()))}" ' if cell[k].any() else ""
+        head = f"{lattice}Properties={names} {key_val_dict_to_str({**info, 'pbc': pbc[k]})}"
+        yield f"{size}\n{head}\n{(line * size) % tuple(words)}"
+        first += size

@@ -9,7 +9,7 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +26,8 @@ from ..evaluator import Evaluator
 from ..md.guard import Unphysical, close_atoms
 from ..md.setup import refuse_start
 from ..potential.novelty import common_scores, largest, rated
-from ..potential.potential import Potential
+from ..potential.output import Output
+from ..potential.potential import Potential, Result, with_dipole
 from ..system import System
 from .records import FAULTS, Outcome, Record
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPENED", "BatchCapacity", "BatchOptions", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "in_parts",
     "novelty_of", "opened", "parts", "reason", "refusals",
+    "without_rest",
 ]  # fmt: skip
 
 _FEWEST = 12  # atoms per structure in a full batch
@@ -43,6 +45,7 @@ _APART = 50.0  # Å between isolated atoms
 _FULL = 1024  # atoms; a step with fewer atoms is not faster
 _TOGETHER = 128  # number of structures that are checked at once
 OPENED = 16  # the same, while a GPU computes
+_SMALLEST, _LARGEST = 16384, 65536  # limits of the number of atoms in a batch on a GPU that holds a whole block
 _MOST = {"cpu": 2048, "cuda": 8192}  # number of atoms whose features plain PyTorch computes at once
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -144,6 +147,14 @@ class BatchCapacity:
         self.structures = max(2, self.atoms // self.each)
         self._filler = _filler(potential) if (on_gpu if padded is None else padded) else None
 
+    @staticmethod
+    def of_block(atoms: int) -> int:
+        """Return the number of atoms in a batch for a block with so many.
+
+        On a GPU a block is one batch, since the host's time for a call of the Evaluator does not depend on its size.
+        """
+        return min(max(int(1.1 * atoms), _SMALLEST), _LARGEST)
+
     @property
     def is_padded(self) -> bool:
         """Whether what structures leave free is filled."""
@@ -184,6 +195,29 @@ class BatchCapacity:
             pbc=torch.zeros(slots, 3, dtype=torch.bool, device=device),
         )
         return System.concatenate([system, rest])
+
+
+def without_rest(result: Result, system: System, outputs: Mapping[str, Output]) -> Result:
+    """Return the results of the system that `BatchCapacity.fill` was given.
+
+    Args:
+        result: those of the filled system.
+        system: N atoms in B structures.
+        outputs: those of the potential.
+    """
+    atoms, structures = system.num_atoms, system.num_systems
+
+    def part(value: Tensor | None, count: int) -> Tensor | None:
+        return None if value is None else value[:count]
+
+    found = Result(
+        result.energy[:structures], part(result.forces, atoms), part(result.stress, structures),
+        part(result.atom_energies, atoms), part(result.charges, atoms),
+    )  # fmt: skip
+    properties = {name: result.properties[name][: atoms if output.per_atom else structures]
+                  for name, output in outputs.items() if name in result.properties}  # fmt: skip
+    found.properties = with_dipole(properties, found.charges, system)
+    return found
 
 
 def _filler(potential: Potential) -> int | None:

@@ -6,14 +6,13 @@ read or evaluated is a line of the failures and does not end the run.
 
 from __future__ import annotations
 
-import io
 import json
 import time
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,29 +22,26 @@ import torch
 from ..checkpoint import load
 from ..core.devices import devices_of
 from ..core.files import claimed
-from ..core.pipeline import Journal, Work, devices_pool, in_order, left_text
+from ..core.pipeline import Journal, Stages, Work, helpers_for, left_text, through
 from ..data import Dataset, Sample
 from ..data.dataset import select
 from ..data.labels import LEVEL
 from ..data.reader import InMemoryDataset, Reader
-from ..ensemble import Ensemble
+from ..data.splits import in_order
+from ..engine.check import for_any_composition
+from ..ensemble import EnsembleResult, combine
 from ..errors import BadConfig, BadData
 from ..evaluator import Evaluator
+from ..neighbors import neighbor_list
 from ..potential.potential import Potential, Result
+from ..potential.refusals import refuse_coincident, rename
 from ..system import System
 from ..training.config.sections import LossConfig
-from ..training.reporting.evaluation import (
-    Spread,
-    evaluate,
-    evaluate_ensemble,
-    predict_with_dipole,
-    predicted_frames,
-    write_frames,
-)
-from ..training.steps.batches import Batch, Frames
-from ..training.steps.loss import ErrorSums
+from ..training.reporting.evaluation import Predictions, Spread, predict_with_dipole
+from ..training.steps.batches import Batch
+from ..training.steps.loss import ErrorSums, residuals
 from ..training.steps.trainer import Properties
-from .batches import refusals
+from .batches import BatchCapacity, parts, refusals, without_rest
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -53,9 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluated", "Evaluation", "FrameSource", "evaluate_stream", "files_of", "members_of"]
 
-_ALL = 2**17  # atoms of which the spread is kept as a whole; of more, that of a random sample
 _FIRST = 1000  # frames that are read before it is an error that none has a label
 _BLOCK = {"cpu": 128, "cuda": 2048}  # least number of frames that are computed, written and repeated together
+_BATCH = 32  # number of frames of a batch on a CPU
+_EXACT = 8192  # number of atoms of a batch on a GPU that plain PyTorch evaluates
 _LARGEST = 2**18  # atoms; blocks end when they have as many, so that large structures need no more memory
 _ARRAYS = tuple(f.name for f in fields(System))
 
@@ -68,16 +65,20 @@ class FrameBlock:
         parts: of each run of frames with the same labels, the arrays of its structures and those of its labels.
         names: names of all frames.
         failures: lines about frames before the end of the block that could not be read.
-        stride: the spread of one in so many atoms or structures is kept.
+        first: number of frames before the block.
+        fraction: part of the files up to the end of the block, 0 to 1; 0 if it is not known.
     """
 
     parts: list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]
     names: list[str]
     failures: list[str]
-    stride: int = 1
+    first: int = 0
+    fraction: float = 0.0
 
     @classmethod
-    def of(cls, samples: Iterable[Sample], names: list[str], failures: list[str], stride: int) -> FrameBlock:
+    def of(
+        cls, samples: Iterable[Sample], names: list[str], failures: list[str], first: int, fraction: float
+    ) -> FrameBlock:
         parts = [
             (
                 {name: getattr(sample.system, name).numpy() for name in _ARRAYS},
@@ -85,7 +86,7 @@ class FrameBlock:
             )
             for sample in samples
         ]
-        return cls(parts, names, failures, stride)
+        return cls(parts, names, failures, first, fraction)
 
     def dataset(self) -> InMemoryDataset:
         samples = [
@@ -102,6 +103,11 @@ class FrameBlock:
         """Number of atoms of all frames."""
         return sum(len(system["z"]) for system, _ in self.parts)
 
+    def stride(self, most: int) -> int:
+        """Return the number of atoms or structures of which the spread of one is kept, so that about `most` are."""
+        before = self.first * self.num_atoms // max(1, len(self))  # if all frames are as large as these
+        return 1 << (before // most).bit_length()
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -110,10 +116,9 @@ class FrameSource:
     """Frames in order, in blocks.
 
     Args:
-        samples: runs of frames with their names.
+        samples: runs of frames with their names, and the part of the files that has been read, 0 to 1; 0 if unknown.
         failures: the list to which reading adds lines about frames that cannot be read.
-        total: number of frames, if it is known.
-        fraction: function that returns which part of the files has been read, 0 to 1; 0 if it is not known.
+        check: checks that the frames that have been read have labels; its argument is whether these are all.
 
     Attributes:
         refused: whether the data lack labels, so that a run cannot be continued.
@@ -121,12 +126,11 @@ class FrameSource:
 
     def __init__(
         self,
-        samples: Iterable[tuple[Sample, list[str]]],
+        samples: Iterable[tuple[Sample, list[str], float]],
         failures: list[str],
-        total: int | None,
-        fraction: Callable[[], float] = float,
+        check: Callable[[bool], None] = lambda _: None,
     ):
-        self._samples, self._failures, self.total, self.fraction = samples, failures, total, fraction
+        self._samples, self._failures, self._check = samples, failures, check
         self.refused = False
 
     @classmethod
@@ -135,69 +139,71 @@ class FrameSource:
 
         Args:
             readers: readers of the files.
-            check: checks that the frames that have been read have labels; its argument is whether these are all. It is
-                called after the first thousand frames of a single file, and at the end.
+            check: checks labels. It is called after the first thousand frames of a single file, and at the end.
         """
         failures: list[str] = []
 
-        def samples() -> Iterator[tuple[Sample, list[str]]]:
+        def samples() -> Iterator[tuple[Sample, list[str], float]]:
             read, looked = 0, len(readers) > 1
-            for reader in readers:
+            for k, reader in enumerate(readers):
                 reader.leave_out = failures.append
+                known, before = reader.num_frames, read  # 0 if a format does not tell it
                 for chunk in reader.chunks():
                     read += len(chunk.names)
                     if read > _FIRST and not looked:
                         looked = True
-                        checked(False)
-                    yield chunk.sample, chunk.names
-            checked(True)
+                        source.check(False)
+                    part = (read - before) / known if known else reader.fraction
+                    yield chunk.sample, chunk.names, (k + part) / len(readers) if part else 0.0
+            source.check(True)
 
-        def checked(whole: bool) -> None:
-            try:
-                check(whole)
-            except (BadConfig, BadData):
-                source.refused = True
-                raise
-
-        def fraction() -> float:
-            return sum(reader.fraction for reader in readers) / len(readers)
-
-        sizes = [reader.num_frames for reader in readers]  # 0 if a format does not tell it
-        source = cls(samples(), failures, sum(sizes) if all(sizes) else None, fraction)
+        source = cls(samples(), failures, check)
         return source
 
     @classmethod
     def of_dataset(cls, dataset: Dataset, chosen: Sequence[int], size: int = 256) -> FrameSource:
         """Return chosen frames of a data set, `size` of them at a time."""
-        parts = (chosen[first : first + size] for first in range(0, len(chosen), size))
-        samples = ((dataset.batch(part), [dataset.name(k) for k in part]) for part in parts)
-        return cls(samples, [], len(chosen))
+        ends = [min(first + size, len(chosen)) for first in range(0, len(chosen), size)]
+        pieces = ((chosen[first:end], end) for first, end in zip([0, *ends], ends, strict=False))
+        samples = ((dataset.batch(part), [dataset.name(k) for k in part], end / len(chosen)) for part, end in pieces)
+        return cls(samples, [])
 
-    def blocks(self, size: int, done: int, unread: int, atoms: int) -> Iterator[FrameBlock]:
+    def check(self, whole: bool) -> None:
+        """Check that the frames so far have labels.
+
+        Args:
+            whole: whether these are all.
+        """
+        try:
+            self._check(whole)
+        except (BadConfig, BadData):
+            self.refused = True
+            raise
+
+    def blocks(self, size: int, done: int, unread: int) -> Iterator[FrameBlock]:
         """Yield blocks of `size` frames; the last may be shorter, and those of large structures.
 
         Args:
             size: number of frames.
             done: number of frames to skip.
             unread: number of failures to skip.
-            atoms: number of atoms of the skipped frames.
         """
         kept: list[Sample] = []
         names: list[str] = []
-        held = 0  # number of atoms
+        held, before = 0, done  # number of atoms in the block, number of frames before it
 
-        def block() -> FrameBlock:
-            nonlocal kept, names, held, unread, atoms
+        def block(fraction: float) -> FrameBlock:
+            nonlocal kept, names, held, unread, before
             skipped = min(unread, len(self._failures))
             failures, unread = self._failures[skipped:], unread - skipped
             self._failures.clear()
-            stride = 1 << max(0, atoms // _ALL).bit_length()
-            made = FrameBlock.of(kept, names, failures, stride)
-            atoms += made.num_atoms
+            made = FrameBlock.of(kept, names, failures, before, fraction)
+            before += len(names)
             kept, names, held = [], [], 0
             return made
 
-        for sample, own in self._samples:
+        part = 0.0
+        for sample, own, part in self._samples:
             first = min(done, len(own))
             done -= first
             ends = [0, *np.cumsum(sample.system.atom_counts.numpy())]  # number of atoms up to each frame
@@ -209,10 +215,10 @@ class FrameSource:
                     names += own[first:last]
                     held += ends[last] - ends[first]
                 if last < len(own) or len(names) == size:
-                    yield block()
+                    yield block(part)
                 first = last
         if names or self._failures:
-            yield block()
+            yield block(part)
 
 
 @dataclass
@@ -220,25 +226,31 @@ class EvaluatedBlock:
     """The result of a block.
 
     Attributes:
-        read, atoms: number of its frames, and of their atoms.
+        read: number of its frames.
         unread: number of frames before its end that could not be read.
+        failures: lines about frames that could not be read or evaluated.
+        fraction: as of `FrameBlock`.
         frames: number of frames that were evaluated.
         periodic: whether one of them is periodic.
         sums: `ErrorSums.sums` of the model, or of the mean and each member, as plain data.
         spread: `Spread.rows`.
-        text: predictions as extended XYZ.
-        failures: lines about frames that could not be read or evaluated.
+        predictions: those of each batch; then `text`, as extended XYZ.
     """
 
     read: int
-    atoms: int
     unread: int
     failures: list[str]
+    fraction: float
     frames: int = 0
     periodic: bool = False
-    sums: list[list[dict[str, list]]] = field(default_factory=list)
+    sums: list[dict[str, list]] = field(default_factory=list)
     spread: list[tuple[str, str, int, list, list]] = field(default_factory=list)
+    predictions: list[Predictions] = field(default_factory=list)
     text: str = ""
+
+    def written(self) -> EvaluatedBlock:
+        """Return the block with its predictions as text."""
+        return replace(self, predictions=[], text="".join(found.text() for found in self.predictions))
 
 
 def members_of(models: Sequence[str], **opening: Any) -> list[Potential]:
@@ -255,17 +267,19 @@ class Evaluation:
         models: files or names of the model, or of the members of an ensemble.
         opening: arguments of `load` other than the device.
         properties: what is predicted besides the energy.
-        batch_size: number of frames of a batch.
+        batch_size: number of frames of a batch; None chooses it for the device.
         units: the section `data.units` as plain data, for the units of further labels.
         predictions: whether the predictions are written.
+        most: number of atoms of which the spread is kept as a whole; of more, that of a random sample.
     """
 
     models: tuple[str, ...]
     opening: Mapping[str, Any]
     properties: Properties
-    batch_size: int
+    batch_size: int | None
     units: Mapping[str, Any]
     predictions: bool
+    most: int = 2**17
 
     def __call__(self, device: str) -> Work:
         (device,) = devices_of(device)  # a worker of a cluster gets the given name
@@ -276,63 +290,107 @@ class _BlockEvaluator:
     """Evaluates blocks of frames on a device."""
 
     def __init__(self, options: Evaluation, members: list[Potential]):
-        self._options, self._potential = options, members[0]
-        self._ensemble = Ensemble(members) if len(members) > 1 else None
-        self._evaluators = {id(member): Evaluator(member) for member in members}
+        self._options, self._members = options, members
+        # frames are checked, and the atoms that fill batches are not frames
+        self._evaluators = [Evaluator(for_any_composition(member)) for member in members]
+        self._on_gpu, self._exact = members[0].device.type != "cpu", members[0].dtype == torch.float64
+        self._capacity: BatchCapacity | None = None
 
     def __call__(self, block: FrameBlock) -> EvaluatedBlock:
-        found = EvaluatedBlock(len(block), block.num_atoms, len(block.failures), list(block.failures))
+        found = EvaluatedBlock(len(block), len(block.failures), list(block.failures), block.fraction)
         if not len(block):
             return found
-        frames = Frames(block.dataset(), range(len(block)), (self._ensemble or self._potential).cutoff, cache_bytes=0)
-        positions = range(len(block))
-        failed = refusals(positions, lambda part: self._add(frames, part, block.stride, found), len(block))
-        for name, error in zip(block.names, failed, strict=True):
-            if error is not None:
-                words = " ".join(str(error).split()) or type(error).__name__
-                found.failures.append(words if words.startswith(name) else f"{name}: {words}")
+        data, units, device = block.dataset(), self._options.units, self._members[0].device
+        several = len(self._members) > 1
+        sums = [ErrorSums(LossConfig(), device, units) for _ in range(1 + several * len(self._members))]
+        spread = Spread()
+
+        def add(chosen: Sequence[int]) -> None:
+            """Add the errors of some frames, or raise an error before anything is added."""
+            for some, sample, results in self._evaluated(data, chosen):
+                labels, system = sample.labels, sample.system
+                mean = combine(results) if several else results[0]
+                errors = residuals(mean, labels)
+                sums[0].add(errors, system)
+                for own, result in zip(sums[1:], results, strict=several):
+                    own.add(residuals(result, labels), system)
+                if isinstance(mean, EnsembleResult):
+                    spread.add_errors(errors, mean, system, units)
+                if self._options.predictions:
+                    names = [block.names[k] for k in some]
+                    found.predictions.append(Predictions.of(sample, mean, self._members[0].outputs, names))
+                found.frames += len(some)
+                found.periodic |= bool(system.pbc.any())
+
+        for batch in self._batches(data):
+            for k, error in zip(batch, refusals(batch, add, len(batch)), strict=True):
+                if error is not None:
+                    name, words = block.names[k], " ".join(str(error).split()) or type(error).__name__
+                    found.failures.append(words if words.startswith(name) else f"{name}: {words}")
+        found.sums = [_plain(own) for own in sums] if found.frames else []
+        found.spread = spread.rows(block.stride(self._options.most), zlib.crc32(block.names[0].encode()))
         return found
 
-    def _add(self, frames: Frames, chosen: Sequence[int], stride: int, found: EvaluatedBlock) -> None:
-        """Add some frames to the result of their block, or raise an error before anything is added.
+    def _batches(self, data: InMemoryDataset) -> Iterable[Sequence[int]]:
+        """Return the frames of each batch."""
+        size, sizes = self._options.batch_size, data.sizes()
+        if not self._on_gpu or (self._exact and size is not None):
+            return in_order(len(data), size or _BATCH)
+        largest, atoms = int(sizes.max()), _EXACT if self._exact else BatchCapacity.of_block(int(sizes.sum()))
+        if self._capacity is None or self._capacity.atoms <= largest:
+            self._capacity = BatchCapacity(self._members[0], largest, atoms, padded=not self._exact)
+        capacity = self._capacity
+
+        def fits(atoms: int, count: int) -> bool:
+            return count <= (size or count) and capacity.fits(atoms, count)
+
+        return parts(range(len(data)), sizes.tolist(), fits)
+
+    def _evaluated(
+        self, data: InMemoryDataset, chosen: Sequence[int]
+    ) -> list[tuple[Sequence[int], Sample, list[Result]]]:
+        """Return some frames and the results of each member for them, in parts if the memory of a GPU is too small.
 
         Raises:
             ValueError: a frame is refused, or its energy is not finite.
         """
-        some, texts, periodic = frames.of(np.asarray(chosen)), io.BytesIO(), False
-        options = self._options
-
-        def each(batch: Batch, result: Result) -> None:
-            nonlocal periodic
-            if not bool(result.energy.isfinite().all()):
+        sample = data.batch(chosen).to(self._members[0].device)
+        try:
+            for member in self._members:
+                member.check(sample.system)
+            results = self._predicted(sample, chosen)
+            if not all(bool(result.energy.isfinite().all()) for result in results):
                 raise ValueError("its energy is not finite")
-            periodic |= bool(batch.sample.system.pbc.any())
-            if options.predictions:
-                names = [frames.data.name(k) for k in batch.frames]
-                write_frames(texts, predicted_frames(batch, result, self._potential.outputs, names))
+            return [(chosen, sample, results)]
+        except torch.cuda.OutOfMemoryError:
+            if len(chosen) == 1:
+                raise
+        except ValueError as error:
+            if len(chosen) == 1:
+                rename(error, data.name(chosen[0]))
+            raise
+        del sample
+        torch.cuda.empty_cache()  # after the exception, which holds tensors
+        middle = len(chosen) // 2
+        return [*self._evaluated(data, chosen[:middle]), *self._evaluated(data, chosen[middle:])]
 
-        size, units, predict = options.batch_size, options.units, self._predict
-        if self._ensemble is None:
-            sums = [evaluate(self._potential, some, options.properties, size, keep_pairs=False, units=units, each=each,
-                             predict=predict).sums]  # fmt: skip
-        else:
-            together = evaluate_ensemble(
-                self._ensemble, some, options.properties, size, units=units, each=each, predict=predict
-            )
-            sums = together.sums
-            found.spread += together.spread.rows(stride, zlib.crc32(frames.data.name(chosen[0]).encode()))
-        found.sums.append([_plain(own) for own in sums])
-        found.frames += len(some)
-        found.periodic |= periodic
-        found.text += texts.getvalue().decode()
-
-    def _predict(self, potential: Potential, batch: Batch, properties: Properties) -> Result:
-        """Predict by the kernels of the Evaluator, where these compute what the labels need."""
-        system, labels = batch.sample.system, batch.sample.labels
-        stress = properties.stress and "stress" in labels
-        if potential.dtype == torch.float64 or LEVEL in labels or (stress and not bool(system.pbc.any(1).all())):
-            return predict_with_dipole(potential, batch, properties)
-        return self._evaluators[id(potential)](system, properties.forces, stress)
+    def _predicted(self, sample: Sample, chosen: Sequence[int]) -> list[Result]:
+        """Return the results of each member: by the kernels of the Evaluator where these compute what labels need."""
+        system, properties = sample.system, self._options.properties
+        stress, periodic = properties.stress and "stress" in sample.labels, system.pbc.any(1)
+        if self._exact or LEVEL in sample.labels or (stress and not bool(periodic.all())):
+            lists = {cutoff: neighbor_list(system, cutoff) for cutoff in {member.cutoff for member in self._members}}
+            refuse_coincident(lists[max(lists)], system)
+            return [
+                predict_with_dipole(member, Batch(sample, lists[member.cutoff], list(chosen)), properties)
+                for member in self._members
+            ]
+        filled, capacity = system, self._capacity
+        if capacity is not None and capacity.fits(system.num_atoms, system.num_systems) and not bool(periodic.any()):
+            filled = capacity.fill(system)
+        results = [evaluator(filled, properties.forces, stress) for evaluator in self._evaluators]
+        return [without_rest(result, system, member.outputs) if filled is not system else result
+                for member, result in zip(self._members, results, strict=True)]  # fmt: skip
 
 
 def _plain(sums: ErrorSums) -> dict[str, list]:
@@ -353,11 +411,11 @@ class Evaluated:
         spread: of the members.
     """
 
-    _KEPT = ("read", "unread", "frames", "failed", "atoms", "periodic", "failures")
+    _KEPT = ("read", "unread", "frames", "failed", "periodic", "failures")
     _FIRST = 10
 
     def __init__(self, units: Mapping[str, Any]):
-        self.read = self.unread = self.frames = self.failed = self.atoms = 0
+        self.read = self.unread = self.frames = self.failed = 0
         self.periodic, self.failures = False, list[str]()
         self.sums: list[ErrorSums] = []
         self.spread = Spread()
@@ -365,13 +423,13 @@ class Evaluated:
 
     def add(self, block: EvaluatedBlock) -> None:
         """Add a block, without its spread and text."""
-        for name in ("read", "unread", "frames", "atoms"):
+        for name in ("read", "unread", "frames"):
             setattr(self, name, getattr(self, name) + getattr(block, name))
         self.failed += len(block.failures)
         self.periodic |= block.periodic
         self.failures += block.failures[: self._FIRST - len(self.failures)]
-        for sums in block.sums:
-            self._add_sums(sums)
+        if block.sums:
+            self._add_sums(block.sums)
 
     def _add_sums(self, found: Sequence[Mapping[str, list]]) -> None:
         self.sums = self.sums or [ErrorSums(LossConfig(), units=self._units) for _ in found]
@@ -401,6 +459,10 @@ class Evaluated:
         if 0 < part < 1:
             text += left_text(seconds * (1 - part) / part)
         return text + (f", {self.failed} failed" if self.failed else "")
+
+
+def _unchanged(block: FrameBlock) -> FrameBlock:
+    return block
 
 
 def files_of(output: Path) -> list[Path]:
@@ -433,19 +495,22 @@ def evaluate_stream(
         BadConfig: as `Journal` and `claimed`.
     """
     found = Evaluated(evaluation.units)
-    size = evaluation.batch_size * -(-_BLOCK["cpu" if devices[0] == "cpu" else "cuda"] // evaluation.batch_size)
+    least, size = _BLOCK["cpu" if devices[0] == "cpu" else "cuda"], evaluation.batch_size or _BATCH
+    size *= -(-least // size)
+    stages = Stages(_unchanged, evaluation, EvaluatedBlock.written)
+    helpers = helpers_for(devices, dask) if evaluation.predictions else 0
 
     def run() -> Iterator[EvaluatedBlock]:
         began, before, skipped = time.monotonic(), found.read, 0.0
-        status = nullcontext() if console is None else console.status("")
-        with status as shown, devices_pool(evaluation, devices, dask) as pool:
-            for block in in_order(source.blocks(size, found.read, found.unread, found.atoms), pool):
+        blocks = source.blocks(size, found.read, found.unread)
+        with nullcontext() if console is None else console.status("") as shown:
+            for block in through(blocks, stages, devices, __name__, helpers, dask=dask):
                 found.add(block)
                 yield block
                 if shown is not None:
-                    part = found.read / source.total if source.total else source.fraction()
-                    skipped = skipped or (part if before else 0.0)
-                    shown.update(found.words(time.monotonic() - began, before, (part - skipped) / (1 - skipped or 1)))
+                    skipped = skipped or (block.fraction if before else 0.0)
+                    part = (block.fraction - skipped) / (1 - skipped or 1)
+                    shown.update(found.words(time.monotonic() - began, before, part))
 
     if output is None:
         for block in run():

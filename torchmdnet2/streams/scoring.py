@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from ..core.stated import cell_of, charge_and_spin
+from ..data.extxyz import extxyz_frames
 from ..ensemble import EnsembleResult
 from ..md.guard import close_atoms
 from ..potential.potential import Result
 from ..system import System
-from .batches import BatchOptions, Worker, in_parts, novelty_of, opened, parts, reason, refusals
+from .batches import BatchCapacity, BatchOptions, Worker, in_parts, novelty_of, opened, parts, reason, refusals
 from .records import WRITERS, Outcome, Record, Results, csv_row
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ __all__ = ["Block", "Scorer"]
 
 _FIELDS = "number", "name", "molfile", "smiles", "error", "ready"  # of a record that is parsed
 _TOGETHER = 1024  # number of structures whose elements and charges are checked at once
-_SMALLEST, _LARGEST = 16384, 65536  # limits of the number of atoms in a batch on a GPU
 
 
 @dataclass(eq=False)
@@ -243,20 +242,15 @@ class Block(Results):
         return found
 
     def _xyz(self) -> Iterator[str]:
-        """Yield frames of extended XYZ in ASE's form."""
-        from ase.io.extxyz import key_val_dict_to_str
-
-        columns = [self.positions, self.forces, *([] if self.charges is None else [self.charges[:, None]])]
-        values = np.concatenate(columns, 1)
-        names = "species:S:1:pos:R:3:forces:R:3" + (":charges:R:1" if self.charges is not None else "")
-        line = "%-2s" + " %16.8f" * values.shape[1] + "\n"
-        for k, properties in self._named():
-            first, last = self.firsts[k], self.firsts[k + 1]
-            symbols = [chemical_symbols[z] for z in self.numbers[first:last].tolist()]
-            lattice = {"Lattice": self.cell[k].T} if self.pbc[k].any() or self.cell[k].any() else {}
-            head = key_val_dict_to_str({**lattice, "Properties": names, **properties, "pbc": self.pbc[k]})
-            lines = [line % (symbol, *row) for symbol, row in zip(symbols, values[first:last].tolist(), strict=True)]
-            yield f"{last - first}\n{head}\n{''.join(lines)}"
+        """Yield frames of extended XYZ."""
+        chosen = np.flatnonzero(self.done)
+        atoms = self._atoms(chosen)  # type: ignore[arg-type]
+        found = {"positions": self.positions, "forces": self.forces, "charges": self.charges}
+        arrays = {name: value[atoms] for name, value in found.items() if value is not None}
+        return extxyz_frames(
+            self.numbers[atoms], self.sizes[chosen], self.cell[chosen], self.pbc[chosen], arrays,
+            (properties for _, properties in self._named()),
+        )  # fmt: skip
 
 
 def _state(atoms: Atoms) -> tuple[Any, ...]:
@@ -282,8 +276,7 @@ class Scorer(Worker[BatchOptions]):
         if not usable:
             return block
         sizes = block.sizes[usable]
-        # on a GPU a block is one batch, since the host's time for a call of the Evaluator does not depend on its size
-        most = None if self.potential.device.type == "cpu" else int(np.clip(1.1 * sizes.sum(), _SMALLEST, _LARGEST))
+        most = None if self.potential.device.type == "cpu" else BatchCapacity.of_block(int(sizes.sum()))
         capacity = self.capacity(int(sizes.max()), most)
 
         def evaluate(part: Sequence[int]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from ...data import Sample
+from ...data.extxyz import extxyz_frames
 from ...data.labels import LABELS
 from ...ensemble import Ensemble, EnsembleResult, combine
 from ...potential.output import Output
@@ -25,14 +27,11 @@ from ..steps.loss import UNITS, ErrorSums, Residual, atoms_per_system, residuals
 from ..steps.trainer import Properties, predict
 
 __all__ = [
-    "EnsembleEvaluation", "Evaluation", "Spread", "check_batch", "evaluate", "evaluate_ensemble",
-    "predicted_frames", "write_frames",
+    "EnsembleEvaluation", "Evaluation", "Predictions", "Spread", "evaluate", "evaluate_ensemble", "predict_with_dipole",
 ]  # fmt: skip
 
 
 _Found = TypeVar("_Found")
-Predict: TypeAlias = Callable[[Potential, Batch, Properties], Result]
-"""Predicts the energy, and forces and stress where the labels need them, of a batch."""
 
 
 @dataclass
@@ -46,13 +45,11 @@ class Evaluation:
             others by name.
         by_frame: rms error of each frame, [frames], NaN where it has no label: "energy_per_atom", "forces", … as in
             `pairs`; and "frame", its index in the data set.
-        sums: sums of the errors, which can be added to those of other frames.
     """
 
     errors: dict[str, Any]
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     by_frame: dict[str, np.ndarray] = field(default_factory=dict)
-    sums: ErrorSums = field(default_factory=lambda: ErrorSums(LossConfig()))
 
 
 def evaluate(
@@ -61,12 +58,9 @@ def evaluate(
     properties: Properties | None = None,
     batch_size: int = 32,
     num_workers: int = 0,
-    keep_pairs: bool = True,
     units: Mapping[str, Any] | None = None,
-    each: Callable[[Batch, Result], None] | None = None,
     batches: Sequence[Sequence[int]] | None = None,
     check: bool = True,
-    predict: Predict | None = None,
 ) -> Evaluation:
     """Compute the errors on all given frames.
 
@@ -76,12 +70,9 @@ def evaluate(
         properties: properties to predict besides the energy.
         batch_size: frames at a time; changes the result by rounding only.
         num_workers: data-loading processes.
-        keep_pairs: keep labels and predictions too.
         units: the section `data.units` as plain data, for the units of further labels.
-        each: called with every batch and the predictions for it.
         batches: the frames of each batch, instead of `batch_size`.
         check: refuse frames with elements or charges unknown to the potential; a training evaluates all frames.
-        predict: function that predicts; default: `predict_with_dipole`, in plain PyTorch.
 
     Raises:
         UnknownElement, UntrainedCharge, ValueError: the potential refuses a frame; the message names it.
@@ -91,14 +82,11 @@ def evaluate(
     kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     by_frame: list[dict[str, np.ndarray]] = []
     every = Loader(frames, num_workers)(batches or in_order(len(frames), batch_size))
-    for batch, result in _predictions(potential, every, frames, properties, check, predict or predict_with_dipole):
-        if each is not None:
-            each(batch, result)
+    for batch, result in _predictions(potential, every, frames, properties, check, predict_with_dipole):
         found = residuals(result, batch.sample.labels)
         sums.add(found, batch.sample.system)
-        if keep_pairs:
-            by_frame.append({"frame": np.array(batch.frames), **_rms_by_frame(found, batch.sample.system)})
-        for name, residual in found.items() if keep_pairs else ():
+        by_frame.append({"frame": np.array(batch.frames), **_rms_by_frame(found, batch.sample.system)})
+        for name, residual in found.items():
             if name == RELATIVE:
                 continue
             value = prediction(result, name)
@@ -121,7 +109,7 @@ def evaluate(
         name: np.concatenate([part.get(name, none) for part, none in zip(by_frame, absent, strict=True)])
         for name in names
     }
-    return Evaluation(sums.summary(), pairs, columns, sums)
+    return Evaluation(sums.summary(), pairs, columns)
 
 
 def _predictions(
@@ -136,7 +124,7 @@ def _predictions(
     for batch in batches:
         batch = batch.to(potential.device)
         if check:
-            check_batch(potential, batch, frames)
+            _check_batch(potential, batch, frames)
         try:
             result = predict(potential, batch, properties)
         except torch.cuda.OutOfMemoryError:
@@ -160,7 +148,7 @@ def predict_with_dipole(potential: Potential, batch: Batch, properties: Properti
     return result
 
 
-def check_batch(potential: Potential, batch: Batch, frames: Frames) -> None:
+def _check_batch(potential: Potential, batch: Batch, frames: Frames) -> None:
     """Raise an error that names the frame that the potential refuses."""
     try:
         _check_systems(potential, batch)
@@ -218,68 +206,116 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 
-def predicted_frames(batch: Batch, result: Result, outputs: Mapping[str, Output], names: list[str]) -> list[Atoms]:
-    """Return the structures of a batch, with predictions in their calculators and labels in `info` and `arrays` as
-    "reference_…".
+@dataclass(eq=False)
+class Predictions:
+    """What a potential predicts for structures, and their labels as "reference_…", as arrays.
 
-    For an ensemble also the spread: `energy_std` (eV) and `forces_std` [N, 3] (eV/Å).
-
-    Args:
-        batch: B structures with their labels.
-        result: the predictions for them.
-        outputs: those of the potential.
-        names: [B] stored in `info` as "frame".
+    Attributes:
+        system: the arrays of B structures with N atoms in all.
+        names: [B] stored as "frame".
+        values: name -> values of structures, [B, …].
+        atoms: name -> values of atoms, [N] or [N, …].
+        results: names of values and of atoms that are results of an ASE calculator.
+        absent: name -> structures that do not have this value, [B].
     """
-    from ase.calculators.singlepoint import SinglePointCalculator
 
-    system = batch.sample.system.to("cpu")
-    labels = {name: value.double().cpu() for name, value in batch.sample.labels.items()}
-    per_atom = {"forces": result.forces, "charges": result.charges}
-    frames = []
-    for k, atoms in enumerate(system.to_ase()):
-        rows = (system.batch == k).cpu()
-        values: dict[str, Any] = {"energy": float(result.energy[k])}
-        for name, value in per_atom.items():
-            if value is not None:
-                values[name] = value.detach().double().cpu()[rows].numpy()
-        if result.stress is not None and float(system.volume[k]) > 0:
-            values["stress"] = result.stress[k].detach().double().cpu().numpy()[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+    system: dict[str, NDArray]
+    names: list[str]
+    values: dict[str, NDArray]
+    atoms: dict[str, NDArray]
+    results: list[str]
+    absent: dict[str, NDArray]
+
+    @classmethod
+    def of(cls, sample: Sample, result: Result, outputs: Mapping[str, Output], names: list[str]) -> Predictions:
+        """Return predictions and labels of structures; of an ensemble also the spread, as `energy_std` (eV) and
+        `forces_std` [N, 3] (eV/Å).
+
+        Args:
+            sample: the structures and their labels.
+            result: the predictions for them.
+            outputs: those of the potential.
+            names: of the structures.
+        """
+        system = sample.system.to("cpu")
+        per_atom = {"forces": result.forces, "charges": result.charges}
+        whole: dict[str, Tensor | None] = {"energy": result.energy, "stress": result.stress}
+        found = {name for name, value in (per_atom | whole).items() if value is not None}
+        results: list[str] = [name for name in ("energy", "forces", "charges", "stress") if name in found]
+        absent = {"stress": (system.volume <= 0).numpy(), "dipole": system.pbc.any(1).numpy()}
+        values: dict[str, Tensor | None] = {}
+        atoms: dict[str, Tensor | None] = {}
         for name, value in result.properties.items():
-            if name in values:  # charges, of their head
-                continue
-            value = value.detach().double().cpu()
-            if name == "dipole":
-                if not bool(system.pbc[k].any()):  # that of charges is NaN there
-                    values["dipole"] = value[k].numpy()
-            elif outputs[name].per_atom:
-                atoms.arrays[name] = value[rows].numpy()
-            else:
-                atoms.info[name] = value[k].numpy() if value.ndim > 1 else float(value[k])
-        if isinstance(result, EnsembleResult) and result.energy_std is not None:
-            atoms.info["energy_std"] = float(result.energy_std[k])
-            if result.forces_std is not None:
-                atoms.arrays["forces_std"] = result.forces_std.double().cpu()[rows].numpy()
-        atoms.info["frame"] = names[k]
-        for name, value in labels.items():
-            if name in FRAME_LABELS:
-                continue
-            key = f"reference_{property_of(name)}"
-            if LABELS[name].per_atom:
-                atoms.arrays[key] = value[rows].numpy()
-            elif not bool(value[k].isnan().all()):
-                atoms.info[key] = value[k].numpy() if value.ndim > 1 else float(value[k])
-        atoms.calc = SinglePointCalculator(atoms, **values)
-        frames.append(atoms)
-    return frames
+            if name == "dipole":  # that of charges is NaN in cells
+                results.append(name)
+                whole[name] = value
+            elif name not in found:  # charges, of their head
+                (atoms if outputs[name].per_atom else values)[name] = value
+        if isinstance(result, EnsembleResult):
+            values["energy_std"], atoms["forces_std"] = result.energy_std, result.forces_std
+        for name, value in sample.labels.items():
+            if name not in FRAME_LABELS:
+                key = f"reference_{property_of(name)}"
+                (atoms if LABELS[name].per_atom else values)[key] = value
+                absent[key] = value.isnan().reshape(len(value), -1).all(1).cpu().numpy()
+        return cls(
+            {field.name: getattr(system, field.name).detach().numpy() for field in fields(System)}, names,
+            _as_arrays(values | whole), _as_arrays(atoms | per_atom), results, absent,
+        )  # fmt: skip
+
+    def infos(self) -> Iterator[dict[str, Any]]:
+        """Yield the values of each structure: its state and predictions that ASE does not know, "frame", labels, and
+        results."""
+        labels = [name for name in self.values if name.startswith("reference_")]
+        first = [name for name in self.values if name not in (*labels, *self.results)]
+        last = [name for name in self.results if name in self.values]
+        state = zip(self.system["charge"].tolist(), self.system["spin"].tolist(), strict=True)
+        for k, (charge, spin) in enumerate(state):
+            info: dict[str, Any] = {"charge": int(charge) if charge == int(charge) else charge} if charge else {}
+            info |= {"spin": spin} if spin else {}
+            info |= {name: self._value(name, k) for name in first}
+            info["frame"] = self.names[k]
+            info |= {name: self._value(name, k) for name in (*labels, *last)
+                     if not (name in self.absent and self.absent[name][k])}  # fmt: skip
+            yield info
+
+    def _value(self, name: str, k: int) -> Any:
+        value = self.values[name]
+        return value[k] if value.ndim > 1 else float(value[k])
+
+    def frames(self) -> list[Atoms]:
+        """Return the structures, with results in their calculators, and all else in `info` and `arrays`."""
+        from ase import Atoms
+        from ase.calculators.singlepoint import SinglePointCalculator
+
+        system, found = self.system, []
+        ends = np.cumsum(np.bincount(system["batch"], minlength=len(self.names)))
+        for k, info in enumerate(self.infos()):
+            part = slice(ends[k - 1] if k else 0, ends[k])
+            arrays = {name: value[part] for name, value in self.atoms.items()}
+            results = {name: source.pop(name) for name in self.results for source in (info, arrays) if name in source}
+            if "stress" in results:
+                results["stress"] = results["stress"][[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+            atoms = Atoms(
+                numbers=system["z"][part], positions=system["pos"][part], cell=system["cell"][k], pbc=system["pbc"][k],
+                info=info,
+            )  # fmt: skip
+            atoms.arrays |= arrays
+            atoms.calc = SinglePointCalculator(atoms, **results)
+            found.append(atoms)
+        return found
+
+    def text(self) -> str:
+        """Return the structures as ASE writes `frames` to extended XYZ."""
+        system = self.system
+        atoms = sorted(self.atoms.items(), key=lambda item: item[0] in self.results)
+        sizes = np.bincount(system["batch"], minlength=len(self.names))
+        arrays = {"positions": system["pos"], **dict(atoms)}
+        return "".join(extxyz_frames(system["z"], sizes, system["cell"], system["pbc"], arrays, self.infos()))
 
 
-def write_frames(file: BinaryIO, frames: list[Atoms]) -> None:
-    """Append structures of `predicted_frames` as extended XYZ."""
-    from ase.io import write
-
-    text = io.StringIO()
-    write(text, frames, format="extxyz")
-    file.write(text.getvalue().encode())
+def _as_arrays(values: Mapping[str, Tensor | None]) -> dict[str, NDArray]:
+    return {name: value.detach().double().cpu().numpy() for name, value in values.items() if value is not None}
 
 
 # --- The spread of an ensemble, compared with its errors ---
@@ -302,6 +338,33 @@ class Spread:
         pair = error.detach().double().cpu().reshape(n, -1), deviation.double().cpu().reshape(n, -1)
         self._rows.setdefault(name, []).append(pair)
         self._units[name] = unit
+
+    def add_errors(
+        self,
+        found: Mapping[str, Residual],
+        mean: EnsembleResult,
+        system: System,
+        units: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add all errors of a batch whose deviation is known.
+
+        Args:
+            found: errors of the mean, of `residuals`.
+            mean: of the members.
+            system: the structures.
+            units: as of `evaluate`.
+        """
+        atoms = atoms_per_system(system).clamp(min=1)
+        for name, residual in found.items():
+            deviation = _deviation(mean, name)
+            if deviation is None:
+                continue
+            known_as, error = property_of(name), residual.error
+            if name == "energy":
+                known_as, error, deviation = "energy_per_atom", error / atoms, deviation / atoms
+            here = residual.present.reshape(len(error), -1).all(1)
+            unit = UNITS[known_as] if known_as in UNITS else unit_of(name, units)
+            self.add(known_as, error[here], deviation[here], unit)
 
     def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return |error| [n] and deviation [n] by property; of vectors and tensors their lengths (Frobenius)."""
@@ -397,13 +460,11 @@ class EnsembleEvaluation:
         members: errors of each member, in the order of the ensemble.
         spread: errors of the mean and standard deviations of the members, of the energy per atom and of every other
             label that all members predict.
-        sums: sums of the errors of the mean and of each member, which can be added to those of other frames.
     """
 
     errors: dict[str, Any]
     members: list[dict[str, Any]]
     spread: Spread
-    sums: list[ErrorSums]
 
 
 def evaluate_ensemble(
@@ -412,17 +473,15 @@ def evaluate_ensemble(
     properties: Properties,
     batch_size: int = 32,
     units: Mapping[str, Any] | None = None,
-    each: Callable[[Batch, Result], None] | None = None,
     batches: Sequence[Sequence[int]] | None = None,
     check: bool = True,
-    predict: Predict | None = None,
 ) -> EnsembleEvaluation:
     """Compute the errors on all given frames.
 
     Args:
         ensemble: its members' precision is that of the predictions.
         frames: labelled frames; their neighbor lists must have the ensemble's cutoff.
-        properties, batch_size, units, each, batches, check, predict: as for `evaluate`; `each` gets the mean.
+        properties, batch_size, units, batches, check: as for `evaluate`.
 
     Raises:
         UnknownElement, UntrainedCharge, ValueError: a member refuses a frame; the message names it.
@@ -434,31 +493,19 @@ def evaluate_ensemble(
     def by_each(_: Potential, batch: Batch, properties: Properties) -> list[Result]:
         if check:
             for member in ensemble.members:
-                check_batch(member, batch, frames)
-        return [(predict or predict_with_dipole)(member, batch, properties) for member in ensemble.members]
+                _check_batch(member, batch, frames)
+        return [predict_with_dipole(member, batch, properties) for member in ensemble.members]
 
     every = Loader(frames)(batches or in_order(len(frames), batch_size))
     for batch, results in _predictions(ensemble.members[0], every, frames, properties, False, by_each):
         mean = combine(results)
-        if each is not None:
-            each(batch, mean)
         labels, system = batch.sample.labels, batch.sample.system
         for own, result in zip(alone, results, strict=True):
             own.add(residuals(result, labels), system)
         found = residuals(mean, labels)
         sums.add(found, system)
-        atoms = atoms_per_system(system).clamp(min=1)
-        for name, residual in found.items():
-            deviation = _deviation(mean, name)
-            if deviation is None:
-                continue
-            known_as, error = property_of(name), residual.error
-            if name == "energy":
-                known_as, error, deviation = "energy_per_atom", error / atoms, deviation / atoms
-            here = residual.present.reshape(len(error), -1).all(1)
-            unit = UNITS[known_as] if known_as in UNITS else unit_of(name, units)
-            spread.add(known_as, error[here], deviation[here], unit)
-    return EnsembleEvaluation(sums.summary(), [own.summary() for own in alone], spread, [sums, *alone])
+        spread.add_errors(found, mean, system, units)
+    return EnsembleEvaluation(sums.summary(), [own.summary() for own in alone], spread)
 
 
 def _deviation(result: EnsembleResult, label: str) -> Tensor | None:

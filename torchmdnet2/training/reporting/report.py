@@ -24,7 +24,7 @@ from ...version import __version__
 from ..steps.batches import Frames, Loader
 from ..steps.loss import UNITS, shown
 from ..steps.trainer import Properties, predict
-from .evaluation import Evaluation, predicted_frames
+from .evaluation import Evaluation, Predictions
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -207,7 +207,8 @@ def find_outliers(
 
 def _atoms(potential: Potential, frames: Frames, position: int, properties: Properties) -> Atoms:
     batch = next(iter(Loader(frames)([[position]]))).to(potential.device)
-    return predicted_frames(batch, predict(potential, batch, properties), potential.outputs, [frames.name(position)])[0]
+    result = predict(potential, batch, properties)
+    return Predictions.of(batch.sample, result, potential.outputs, [frames.name(position)]).frames()[0]
 
 
 def outlier_frames(found: Sequence[Outlier]) -> list[Atoms]:
