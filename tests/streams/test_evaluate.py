@@ -29,7 +29,7 @@ from torchmdnet2.data.extxyz import read_extxyz
 from torchmdnet2.ensemble import EnsembleResult
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.potential.output import Output
-from torchmdnet2.potential.potential import Result
+from torchmdnet2.potential.potential import Potential, Result
 from torchmdnet2.streams import evaluating
 from torchmdnet2.training.config.sections import LOSS_WEIGHT
 from torchmdnet2.training.reporting.evaluation import Predictions
@@ -192,14 +192,14 @@ def _read(progress) -> int:
 
 @pytest.mark.parametrize("models", [["m.tmn"], ["m.tmn", "n.tmn"]])
 def test_batches_are_halved_where_a_gpu_has_too_little_memory(folder, capsys, monkeypatch, models):
-    whole, predict = errors(capsys, *models, "data.xyz@0:50"), evaluating.predict_with_dipole
+    whole, reference = errors(capsys, *models, "data.xyz@0:50"), Potential.reference
 
-    def small(potential, batch, properties):
-        if len(batch.frames) > 5:
+    def small(self, system, *options):
+        if system.num_systems > 5:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return predict(potential, batch, properties)
+        return reference(self, system, *options)
 
-    monkeypatch.setattr(evaluating, "predict_with_dipole", small)
+    monkeypatch.setattr(Potential, "reference", small)
     halved = errors(capsys, *models, "data.xyz@0:50")
     for name in ("energy", "forces"):
         assert halved[name]["count"] == whole[name]["count"]
@@ -362,3 +362,17 @@ def test_predictions_are_written_as_ase_writes_them():
         assert found.text() == text.getvalue()
         assert ("reference_energy" in found.text()) and found.text().count("reference_energy=") == 2
         assert found.text().count(" stress=") == (result.stress is not None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cells_of_a_model_that_sums_over_all_pairs_of_molecules(folder, capsys, dtype):
+    """Molecules and cells in one file, by lattice sums in cells, as the potential evaluates them."""
+    cell = water(0)
+    cell.cell, cell.pbc = [9.0, 9.0, 9.0], True
+    write("mixed.xyz", [water(1), cell, cell, water(2)])
+    found = errors(capsys, "organic-small", "mixed.xyz", "--dtype", dtype, "--output", "out.xyz")
+    assert found["forces"]["count"] == 36
+    exact = torchmdnet2.load("organic-small", dtype=torch.float64)
+    expected = exact.reference(System.from_ase(read("mixed.xyz", ":"))).energy.numpy()
+    energies = [atoms.get_potential_energy() for atoms in read("out.xyz", ":")]
+    np.testing.assert_allclose(energies, expected, atol=1e-8 if dtype == "float64" else 2e-4, rtol=0)

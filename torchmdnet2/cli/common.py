@@ -176,18 +176,17 @@ def opening(options: argparse.Namespace, models: Sequence[str], quiet: bool = Fa
 
 def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
-    _add_dtype(parser, dtype)
+    _add_dtype(parser, dtype, dtype or "as stored")
 
 
-def add_devices(parser: argparse.ArgumentParser, dtype: str | None) -> None:
-    """Declare --devices, of a command that can use several, and --dtype."""
+def add_devices(parser: argparse.ArgumentParser, words: str = "as stored") -> None:
+    """Declare --devices, of a command that can use several, and --dtype; `words` say what its default means."""
     meaning = "auto, all, or names such as cuda:0,cuda:1 or cpu,cpu, with a process for each (default: auto)"
     parser.add_argument("--devices", default="auto", help=meaning)
-    _add_dtype(parser, dtype)
+    _add_dtype(parser, None, words)
 
 
-def _add_dtype(parser: argparse.ArgumentParser, dtype: str | None) -> None:
-    words = dtype or "as stored"
+def _add_dtype(parser: argparse.ArgumentParser, dtype: str | None, words: str) -> None:
     parser.add_argument("--dtype", default=dtype, help=f"float32 or float64, of the network (default: {words})")
 
 

@@ -71,7 +71,7 @@ def add(command: Command) -> None:
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_coulomb(test)
     add_allow_untrained_charge(test)
-    add_devices(test, dtype="float64")
+    add_devices(test, "float64 on CPUs, as stored on GPUs")
     test.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
 
 
@@ -93,6 +93,9 @@ def _evaluate(options: argparse.Namespace) -> None:
         inputs = [options.model, *models, *data.files, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
         spare_inputs(files_of(output), map(Path, inputs), "choose another --output")
+    devices = devices_for(options.devices, models, options.dask)
+    if options.dtype is None and (devices[0] == "cpu" or options.dask):
+        options.dtype = "float64"
     settings = opening(options, models)
     potential, *others = members_of(models, **settings)
     config = potential.metadata.get("config")
@@ -121,7 +124,6 @@ def _evaluate(options: argparse.Namespace) -> None:
            "split": options.split and identity(options.split)}  # fmt: skip
     fresh = output is not None and not output.with_name(f"{output.name}.progress").exists()
     with keeping(output) if output is not None and fresh else nullcontext():
-        devices = devices_for(options.devices, models, options.dask)
         found = evaluate_stream(evaluation, source, devices, output, job, make_console(stderr=True), options.dask)
     if options.coulomb != "pme" and not found.periodic:
         note(f"--coulomb {options.coulomb} had no effect: no frame is periodic")

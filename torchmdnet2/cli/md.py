@@ -103,7 +103,7 @@ def add(command: Command) -> None:
     add_coulomb(check)
     add_charges(check)
     check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
-    add_devices(check, dtype=None)
+    add_devices(check)
 
 
 def _md(options: argparse.Namespace) -> None:

@@ -46,7 +46,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    add_devices(parser, dtype=None)
+    add_devices(parser)
     parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
     parser.add_argument("--report", action="store_true", help="also write a page with plots and pictures")
     add_coulomb(parser)

@@ -25,22 +25,19 @@ from ..core.files import claimed
 from ..core.pipeline import Journal, Stages, Work, helpers_for, left_text, through
 from ..data import Dataset, Sample
 from ..data.dataset import select
-from ..data.labels import LEVEL
 from ..data.reader import InMemoryDataset, Reader
 from ..data.splits import in_order
 from ..engine.check import for_any_composition
 from ..ensemble import EnsembleResult, combine
 from ..errors import BadConfig, BadData
 from ..evaluator import Evaluator
-from ..neighbors import neighbor_list
 from ..potential.potential import Potential, Result
-from ..potential.refusals import refuse_coincident, rename
+from ..potential.refusals import rename
 from ..system import System
 from ..training.config.sections import LossConfig
-from ..training.reporting.evaluation import Predictions, Spread, predict_with_dipole
-from ..training.steps.batches import Batch
+from ..training.reporting.evaluation import Predictions, Spread
 from ..training.steps.loss import ErrorSums, residuals
-from ..training.steps.trainer import Properties
+from ..training.steps.trainer import Properties, with_volume
 from .batches import BatchCapacity, parts, refusals, without_rest
 
 if TYPE_CHECKING:
@@ -358,7 +355,7 @@ class _BlockEvaluator:
         try:
             for member in self._members:
                 member.check(sample.system)
-            results = self._predicted(sample, chosen)
+            results = self._predicted(sample)
             if not all(bool(result.energy.isfinite().all()) for result in results):
                 raise ValueError("its energy is not finite")
             return [(chosen, sample, results)]
@@ -374,17 +371,13 @@ class _BlockEvaluator:
         middle = len(chosen) // 2
         return [*self._evaluated(data, chosen[:middle]), *self._evaluated(data, chosen[middle:])]
 
-    def _predicted(self, sample: Sample, chosen: Sequence[int]) -> list[Result]:
+    def _predicted(self, sample: Sample) -> list[Result]:
         """Return the results of each member: by the kernels of the Evaluator where these compute what labels need."""
         system, properties = sample.system, self._options.properties
         stress, periodic = properties.stress and "stress" in sample.labels, system.pbc.any(1)
-        if self._exact or LEVEL in sample.labels or (stress and not bool(periodic.all())):
-            lists = {cutoff: neighbor_list(system, cutoff) for cutoff in {member.cutoff for member in self._members}}
-            refuse_coincident(lists[max(lists)], system)
-            return [
-                predict_with_dipole(member, Batch(sample, lists[member.cutoff], list(chosen)), properties)
-                for member in self._members
-            ]
+        if self._exact or (stress and not bool(periodic.all())):
+            given = with_volume(system) if stress else system
+            return [member.reference(given, properties.forces, stress) for member in self._members]
         filled, capacity = system, self._capacity
         if capacity is not None and capacity.fits(system.num_atoms, system.num_systems) and not bool(periodic.any()):
             filled = capacity.fill(system)

@@ -27,7 +27,7 @@ from ..steps.loss import UNITS, ErrorSums, Residual, atoms_per_system, residuals
 from ..steps.trainer import Properties, predict
 
 __all__ = [
-    "EnsembleEvaluation", "Evaluation", "Predictions", "Spread", "evaluate", "evaluate_ensemble", "predict_with_dipole",
+    "EnsembleEvaluation", "Evaluation", "Predictions", "Spread", "evaluate", "evaluate_ensemble",
 ]  # fmt: skip
 
 
