@@ -33,6 +33,7 @@ from torchmdnet2.potential.potential import Potential, Result
 from torchmdnet2.streams import evaluating
 from torchmdnet2.training.config.sections import LOSS_WEIGHT
 from torchmdnet2.training.reporting.evaluation import Predictions
+from torchmdnet2.training.steps.trainer import Properties
 
 
 def water(k: int) -> Atoms:
@@ -362,6 +363,33 @@ def test_predictions_are_written_as_ase_writes_them():
         assert found.text() == text.getvalue()
         assert ("reference_energy" in found.text()) and found.text().count("reference_energy=") == 2
         assert found.text().count(" stress=") == (result.stress is not None)
+
+
+@pytest.mark.parametrize(("models", "size"), [(1, None), (2, 7)])
+def test_batches_as_on_a_gpu_give_the_same(folder, models, size):
+    """There batches have one size: atoms that fill them are in no result. A frame that is refused is named."""
+    members = [tiny_potential(seed=k, dtype=torch.float32) for k in range(models)]
+    systems = System.from_ase([water(k) if k % 5 else molecule("CH3CH2OH") for k in range(40)])
+    systems.z[0] = 79
+    labels = {"energy": torch.zeros(40).double(), "forces": torch.zeros(systems.num_atoms, 3).double()}
+    block = evaluating.FrameBlock.of([Sample(systems, labels)], [f"frame {k}" for k in range(40)], [], 0, 1.0)
+    found = []
+    for on_gpu in (False, True):
+        options = evaluating.Evaluation((), {}, Properties(True, False), size, {}, True)
+        work = evaluating._BlockEvaluator(options, members)
+        work._on_gpu = on_gpu
+        found.append(work(block))
+        assert found[-1].failures == ["frame 0: atom 0 is Au (Z = 79), " + found[-1].failures[0].split(", ", 1)[1]]
+        assert found[-1].frames == 39 and (work._capacity is not None) == on_gpu
+    for plain, filled in zip(found[0].sums, found[1].sums, strict=True):
+        assert plain.keys() == filled.keys()
+        for name in plain:
+            np.testing.assert_allclose(filled[name], plain[name], rtol=1e-4, atol=1e-6)
+    one, two = (read(io.StringIO(block.written().text), ":", format="extxyz") for block in found)
+    assert [atoms.info["frame"] for atoms in two] == [f"frame {k}" for k in range(1, 40)]
+    for plain, filled in zip(one, two, strict=True):
+        np.testing.assert_allclose(filled.get_forces(), plain.get_forces(), atol=2e-5)
+        assert filled.get_potential_energy() == pytest.approx(plain.get_potential_energy(), abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
