@@ -304,6 +304,20 @@ def test_a_run_that_begins_when_another_one_ends_keeps_its_lock(tmp_path, monkey
     assert not os.listdir(tmp_path)
 
 
+def test_a_run_removes_what_a_killed_one_has_written_aside(tmp_path):
+    """Of its file and its state, and nothing else."""
+    script = "import os, sys\nfrom torchmdnet2.core.files import written_aside\n"
+    script += (
+        "kept = [written_aside(name) for name in sys.argv[1:]]\nfor one in kept:\n    one.__enter__()\nos._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", script, "a.csv", "a.csv.progress", "b.csv"], cwd=tmp_path, check=False)
+    (tmp_path / ".a.csv.notes").touch()
+    assert len(os.listdir(tmp_path)) == 4
+    with files.claimed(tmp_path / "a.csv"):
+        found = sorted(os.listdir(tmp_path))
+    assert found[:2] == [".a.csv.lock", ".a.csv.notes"] and len(found) == 3 and found[2].startswith(".b.csv.")
+
+
 def test_locks_of_windows_and_of_file_systems_without_any(tmp_path, monkeypatch):
     import fcntl
 

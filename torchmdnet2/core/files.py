@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -147,7 +148,7 @@ def claimed(*paths: Path) -> Iterator[None]:
     """Keep other runs, of this process or another one, from writing files of these names within the block.
 
     Enter it before the files are read, as to continue them. A file `.NAME.lock` beside each is locked meanwhile; the
-    end of the process frees it, whatever the cause.
+    end of the process frees it, whatever the cause. What a killed run has written aside is removed.
 
     Raises:
         BadConfig: another run has claimed a name, or the file of a lock belongs to another user.
@@ -191,7 +192,16 @@ def _claimed(path: Path) -> Iterator[None]:
             raise BadConfig(
                 f"{path}: another run writes to this file; wait for its end, or choose another output"
             ) from None
+        _sweep(path)
         yield
+
+
+def _sweep(path: Path) -> None:
+    """Remove incomplete files of a killed run, which has written the file, or its state, aside."""
+    for aside in path.parent.glob(f".{escape(path.name)}.*") if path.suffix else ():  # not those of a prefix
+        if re.fullmatch(r"(\.progress)?\.[a-z0-9_]{8}", aside.name[len(path.name) + 1 :]):
+            with suppress(OSError):
+                aside.unlink()
 
 
 def _locked(lock: Path, path: Path) -> BinaryIO:
