@@ -1,5 +1,10 @@
 """Reading many frames at a time gives what reading them one by one gives; packed batches equal collated ones."""
 
+import gzip
+import pickle
+import random
+import warnings
+
 import h5py
 import numpy as np
 import pytest
@@ -7,6 +12,7 @@ import torch
 from ase import Atoms
 from ase.io import write
 
+from torchmdnet2.core import files
 from torchmdnet2.data import (
     AseDataset,
     ConcatDataset,
@@ -20,6 +26,7 @@ from torchmdnet2.data import (
 from torchmdnet2.data.ase_formats import ExtxyzReader
 from torchmdnet2.data.check import check_batch
 from torchmdnet2.data.dataset import select
+from torchmdnet2.data.labels import CONFIG_TYPE
 from torchmdnet2.errors import BadData
 
 from .frames import make_mixture, make_sample, same
@@ -129,6 +136,138 @@ def test_ase_chunks_are_cut_where_labels_change(tmp_path):
     assert reader.summary() == data.summary() and "9 frames; energy in 7" in data.summary()
     data.chunks = reader.chunks
     check_chunks(data)
+
+
+_COLUMNS = "Properties=species:S:1:pos:R:3"
+_ONE, _TWO = "H 0.0 0.0 1.0\n", "O 0.0 0.0 0.5\nC 1.5 -2.0 1e0\n"
+WHOLE = [
+    *[
+        f"2\n{_COLUMNS}:forces:R:3 energy={k}.5\nO 0.0 0.1 0.{k} 1.0 2.0 3.0\nH 1.0 2.0 0.{k} 4.0 5.0 6.0\n"
+        for k in range(9)
+    ],
+    f"1\n{_COLUMNS} energy=-1 config_type=a\n{_ONE}",
+    f"1\n{_COLUMNS} energy=-1 config_type=b free_energy=-2.5\n{_ONE}",
+    f"1\n{_COLUMNS} energy=-1 config_type=c free_energy=-3 Energies=2\n{_ONE}",
+    f"2\n{_COLUMNS} charge=1 spin=2\n{_TWO}",
+    f"2\n{_COLUMNS} Charge_total=1 converged=F\r\n{_TWO}",
+    f"2\n{_COLUMNS}:initial_charges:R:1 scf_converged=F Energy=3\nO 0.0 0.0 0.0 0.5\nC 1.0 0.0 0.0 -1.5\n",
+    f"2\n{_COLUMNS} energy=-1 energy_unit=hartree pos_unit=bohr\n{_TWO}",
+    f'1\n{_COLUMNS} Lattice="1 0 0 0 1 0 0 0 1"\n{_ONE}',
+    f'1\n{_COLUMNS} Lattice="9 0 0 0 8 0 0 0 7" stress="1 0 0 0 1 0 0 0 1"\n{_ONE}',
+    f"2\nnet_charge 1 cell: 8 8 8 °\n{_TWO}",
+    "2\n\nC 0.0 0.0 0.0\nC 0.0 0.0 1.5\n",
+    "\n",
+    " \r\n",
+]
+DAMAGED = [
+    f"2\n{_COLUMNS} energy=x\n{_TWO}",
+    f"2\n{_COLUMNS} energy=1\nO 0.0 0.0 0.5.5\nC 1.0 0.0 0.0\n",
+    f"2\n{_COLUMNS} energy=1\nO 0.0 0.0 0.5\nXx 1.0 0.0 0.0\n",
+    f"2\n{_COLUMNS}:forces:R:3 energy=1\nO 0.0 0.0 0.5\nH 1.0 0.0 0.0\n",
+    f"2\n{_COLUMNS} charge=1 total_charge=2\n{_TWO}",
+    f"2\n{_COLUMNS} energy_unit=furlong energy=1\n{_TWO}",
+    f"0\n{_COLUMNS}\n",
+]
+UNCLEAR = [
+    "2\nof ADF, energy=1\nH 0.0 0.0 0.0\nH 0.0 0.0 1.0\nVEC1 1 2 3\nVEC2 4 5 7\n",
+    "2\nwhole numbers\nH 0 0 0\nH 0 0 1\n",
+    f"3\n{_COLUMNS} energy=1\n{_TWO}",
+    f"3\n{_COLUMNS} energy=1\n{_TWO}2\n\n{_TWO}",
+    f"1\n{_COLUMNS} energy=1\n{_TWO}",
+    f"2\n{_COLUMNS} energy=1\r{_TWO}",
+    "junk\n",
+    "9" * 12 + "\n",
+    "²\n",
+    "9" * 5000 + "\n",
+    "\ufeff1\n\n" + _ONE,
+    "99\n\n" + _ONE,
+]
+
+
+def reading(path, size=None, keys=None, tolerant=True):
+    """Return all that reading a file finds, in one go, or by parts of a size as other processes read them."""
+    reader, lines, frames, error = ExtxyzReader(path, keys), [], [], ""
+    reader.leave_out = lines.append if tolerant else None
+    portable = 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for part in [reader] if size is None else reader.parts(size):
+                own = pickle.loads(pickle.dumps(part)) if part.portable else part
+                for chunk in own.chunks():
+                    frames += [(select(chunk.sample, np.array([k])), name) for k, name in enumerate(chunk.names)]
+                reader.absorb(pickle.loads(pickle.dumps(own)) if part.portable else own)
+                portable += part.portable
+            reader.require_keys()
+        except BadData as failure:
+            error = str(failure)
+    found = {
+        "lines": lines, "error": error, "names": [name for _, name in frames],
+        "warnings": list(dict.fromkeys(str(one.message) for one in caught)),
+    }  # fmt: skip
+    if not error:
+        found |= {
+            "facts": (
+                reader.num_frames,
+                frames and reader.fraction,
+                reader.counts,
+                reader.available,
+                [*reader.stated.items()],
+            ),
+            "more": ([*reader.doubts], [*reader.kinds], reader.summary(), reader.unread()),
+        }
+    return found, [sample for sample, _ in frames], portable
+
+
+@pytest.mark.parametrize("pieces", [WHOLE, WHOLE + DAMAGED, WHOLE * 3 + DAMAGED + UNCLEAR])
+def test_parts_are_the_frames_of_a_file(tmp_path, monkeypatch, pieces):
+    """Content, names, errors, warnings and what a reader knows at the end, however a file is cut."""
+    draw, portable = random.Random(1), 0
+    monkeypatch.setattr("torchmdnet2.data.ase_formats._MOST_KINDS", 2)
+    for _ in range(60):
+        text = draw.choice(["", "", "\ufeff"]) + "".join(draw.choices(pieces, k=draw.randrange(20)))
+        blob = text.encode()[: -draw.choice([1, 5, 9]) if draw.random() < 0.3 else None]
+        name = draw.choice(["a.xyz", "a.extxyz", "a.xyz.gz"])
+        cut = draw.random() < 0.3
+        (tmp_path / name).write_bytes(gzip.compress(blob)[: -9 if cut else None] if name.endswith("gz") else blob)
+        monkeypatch.setattr(files, "_READ", draw.choice([7, 50, 300, 2**24]))
+        monkeypatch.setattr("torchmdnet2.data.ase_formats._PART", draw.choice([100, 2**22]))
+        keys = draw.choice(
+            [None, {"energy": "energy"}, {"energy": "energy", CONFIG_TYPE: "config_type"}, {"energy": "free_energy"}]
+        )
+        expected, samples, _ = reading(tmp_path / name, keys=keys)
+        got, found, own = reading(tmp_path / name, draw.choice([1, 2, 3, 100]), keys)
+        portable, failures = portable + own, {*got["lines"], got["error"]}
+        if expected["error"]:  # in one go, the last frames before it are neither given nor checked
+            found = found[: len(samples)]
+            got |= {name: got[name][: len(expected[name])] for name in ("names", "lines")}
+        assert got == expected
+        for a, b in zip(found, samples, strict=True):
+            assert same(a, b) and a.labels.keys() == b.labels.keys()
+        strict = [reading(tmp_path / name, size, keys, tolerant=False) for size in (None, draw.choice([1, 2, 3, 100]))]
+        errors = [found["error"] for found, _, _ in strict]
+        assert errors == [""] * 2 or {*errors} <= failures
+    assert portable > 40
+
+
+@pytest.mark.parametrize("charge", ["0", "1"])
+def test_files_beside_hold_for_all_parts(tmp_path, charge):
+    text = f"2\n{_COLUMNS} energy=1\n{_TWO}"
+    (tmp_path / "a.xyz").write_text(text * 5 + f"1\n{_COLUMNS} energy=1\n{_ONE}" + text)
+    (tmp_path / ".CHRG").write_text(charge)
+    expected, samples, _ = reading(tmp_path / "a.xyz")
+    got, found, _ = reading(tmp_path / "a.xyz", 2)
+    assert got == expected and all(map(same, found, samples)) and len(found) == len(samples)
+    assert len(samples) == 7 if charge == "0" else "different atoms" in expected["error"]
+
+
+def test_other_formats_are_their_only_part(tmp_path):
+    write(tmp_path / "a.traj", [Atoms("H", [[0, 0, k]]) for k in range(5)])
+    (reader,) = file_readers([str(tmp_path / "a.traj")], None, None)
+    (part,) = reader.parts(2)
+    assert part is reader and not part.portable and sum(len(chunk.names) for chunk in part.chunks()) == 5
+    reader.absorb(part)
+    assert reader.num_frames == 5
 
 
 def test_check_batch_finds_the_frame():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 from ase import Atoms
 
 from torchmdnet2 import System
+from torchmdnet2.core import files
 from torchmdnet2.data import Sample, write_hdf5
 from torchmdnet2.errors import BadData
 from torchmdnet2.streams import records
@@ -50,7 +52,7 @@ def test_blocks_are_the_records_of_the_lines(tmp_path, monkeypatch, suffix, read
         text = text[: len(text) - draw.choice([0, 0, 0, 1, 5])]
         path.write_bytes(text.encode())
         expected = [_content(record) for record in read(_decoded(io.BytesIO(text.encode())))]
-        monkeypatch.setattr(records, "_TEXT", draw.choice([7, 50, 2**24]))
+        monkeypatch.setattr(files, "_READ", draw.choice([7, 50, 2**24]))
         first, size = draw.choice([0, 0, 1, 4]), draw.choice([1, 2, 5])
         blocks = list(RecordFile(str(path)).blocks(first, size))
         found = [record for block in blocks for record in block]
@@ -112,8 +114,8 @@ def test_copies_share_nothing():
 def test_blocks_of_large_records_are_small(tmp_path, monkeypatch):
     path = tmp_path / "in.xyz"
     path.write_text(WATER * 50)
-    monkeypatch.setattr(records, "_TEXT", 100)
-    monkeypatch.setattr(records, "_MOST", 400)
+    monkeypatch.setattr(files, "_READ", 100)
+    monkeypatch.setattr(records, "runs_of_records", partial(files.runs_of_records, most=400))
     sizes = [len(list(block)) for block in RecordFile(str(path)).blocks(0, 1000)]
     assert sum(sizes) == 50 and max(sizes) < 15
 

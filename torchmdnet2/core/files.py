@@ -1,26 +1,30 @@
 """Write files so that none is torn or lost: written aside, flushed to disk, then renamed; inputs are never written.
 
-HDF5 files are opened here, too.
+HDF5 files are opened here, too, and files of records are cut into texts.
 """
 
 from __future__ import annotations
 
 import errno
+import lzma
 import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import BadConfig, BadData, MissingBackend
 
 __all__ = [
-    "DAMAGE", "append", "atomic_write", "claimed", "damage_is_bad_data", "keep_old", "load_h5py", "locked", "old_name",
-    "opened", "opened_hdf5", "require_plain", "same_file", "spare_inputs", "try_lock", "umask", "written_aside",
+    "DAMAGE", "Run", "append", "atomic_write", "claimed", "damage_is_bad_data", "keep_old", "load_h5py", "locked",
+    "old_name", "opened", "opened_hdf5", "require_plain", "runs_of_records", "same_file", "spare_inputs", "try_lock",
+    "umask", "written_aside",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -104,6 +108,68 @@ def opened(file: BinaryIO, name: str) -> Any:
     if reader is None:
         return nullcontext(file)
     return reader(fileobj=file) if reader is gzip.GzipFile else reader(file)
+
+
+class Run(NamedTuple):
+    """Consecutive records of a file as one text.
+
+    Attributes:
+        number: number of the first record in the file.
+        begin: number of bytes before it, of the decompressed file.
+        text: the records; None of the last run if the rest of the file must be read line by line, from `begin` on.
+        part: how much of the bytes that have been read it and the runs before it hold, 0 to 1.
+        last: whether it ends the file. The last run may have any number of records, also none.
+    """
+
+    number: int
+    begin: int
+    text: bytes | None
+    part: float = 1.0
+    last: bool = False
+
+
+_READ = 2**24  # bytes that are read together
+
+
+def runs_of_records(
+    file: BinaryIO,
+    cut: Callable[[bytes], tuple[list[int], bool]] | None,
+    size: int,
+    first: int = 0,
+    most: int = 2**26,
+) -> Iterator[Run]:
+    """Cut a file of records into texts, so that other processes can parse them.
+
+    Args:
+        file: the file, decompressed, at its beginning.
+        cut: function that finds whole records at the beginning of a text: where they end, and whether something else
+            follows, for which the file must be read line by line. None: all of the file.
+        size: number of records in a run; large records and those before damage may be fewer.
+        first: number of the first record that is wanted.
+        most: bytes from which on a run has fewer records.
+    """
+    number, begin, text, damaged = 0, 0, b"", cut is None
+    while cut is not None and not damaged:
+        try:
+            more = file.read(_READ)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError):  # found again, after the records before it
+            damaged = True
+            break
+        if not more:
+            break
+        text += more
+        ends, damaged = cut(text)
+        start = done = 0
+        while len(ends) > done and (len(ends) - done >= size or damaged or len(text) - start > most):
+            count = max(1, min(size, bisect_right(ends, start + most) - done))
+            if number < first:
+                count = min(count, first - number)
+            end = ends[done + count - 1]
+            if number >= first:
+                yield Run(number, begin + start, text[start:end], (begin + end) / (begin + len(text)))
+            number, done, start = number + count, done + count, end
+        text, begin = text[start:], begin + start
+    yield Run(number, begin, None if damaged else text, last=True)
 
 
 _MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}

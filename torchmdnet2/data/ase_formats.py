@@ -5,24 +5,28 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from ..core.files import require_plain, runs_of_records
 from ..core.stated import OF_ATOMS, SUMMED, agreed, no_cell, of_atoms, statements, whole_number
 from ..core.stated_words import StatedUnit, stated_units, unit_in_name
 from ..errors import BadData, MissingBackend, StructureWarning
 from ..units import factor
 from .check import check_sample
-from .extxyz import STRUCTURE, Frame, read_extxyz
+from .extxyz import STRUCTURE, Frame, cut_xyz, read_extxyz
 from .labels import (
     CONFIG_TYPE,
     GROUP,
@@ -54,6 +58,8 @@ __all__ = ["AseDataset", "AseReader", "ExtxyzReader", "FrameReader"]
 
 _CHUNK = 256  # frames at a time
 _MOST_KINDS = 1000
+_PART = 2**22  # bytes from which on a part has fewer frames
+_R = TypeVar("_R", bound="FrameReader")
 _LISTED = re.compile(r"\s*[\[({][-+\d.eE\s,;\[\](){}naNif]*[\])}]\s*")
 
 
@@ -84,11 +90,50 @@ class FrameReader(Reader):
         self.keys = checked_keys(keys, self.path)
         self._units = _given(units)
         self._factors = label_factors({**self.default_units, **self._units}, self.path)
+        self._warned = False  # of a placeholder instead of a cell
+        self._first = 0  # number of the first frame
+        self._last: bool | None = None  # whether a part ends the file; None: this is no part
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set what reading finds."""
         self.stated, self._doubts = {}, Doubts(self.path)
         self.doubts = self._doubts
-        self._warned = False  # of a placeholder instead of a cell
         self.available, self.counts = set(), Counter()
-        self.kinds: set[str] = set()
+        self.kinds: dict[str, None] = {}  # in order of appearance
+
+    def part(self: _R, first: int, last: bool) -> _R:
+        """Return a reader of some frames of this one, for `parts`; a format sets what it reads them from.
+
+        Args:
+            first: number of the first frame.
+            last: whether it reads all further frames.
+        """
+        made = copy(self)
+        made._begin()
+        made._first, made._last = first, last
+        left_out: list[str] = []
+        made.left_out, made.leave_out = left_out, None if self.leave_out is None else left_out.append
+        return made
+
+    def absorb(self, part: Reader) -> None:
+        if part is self:
+            return
+        assert isinstance(part, FrameReader)
+        self.num_frames = part.num_frames
+        if part.portable:
+            self.fraction = part.fraction
+        self.available |= part.available
+        self.counts.update(part.counts)
+        self.stated |= part.stated
+        self._doubts.absorb(part._doubts)
+        for kind in part.kinds:
+            self._add_kind(kind)
+        if self.leave_out is not None:
+            for line in part.left_out:
+                self.leave_out(line)
+        if part._last:
+            self._warn_of_spellings()
 
     @abstractmethod
     def frames(self) -> Iterator[Frame | Exception]:
@@ -99,7 +144,7 @@ class FrameReader(Reader):
         """
 
     def _frames(self) -> Iterator[Frame | BadData]:
-        frame = 0
+        frame = self._first
         try:
             for content in self.frames():
                 yield self._failed(frame, content) if isinstance(content, Exception) else content
@@ -119,7 +164,7 @@ class FrameReader(Reader):
         return found
 
     def chunks(self) -> Iterator[Chunk]:
-        self.num_frames = 0
+        self.num_frames = self._first
         kept: list[FrameRow] = []
         for frame in self._frames():
             try:
@@ -142,14 +187,19 @@ class FrameReader(Reader):
             kept.append(row)
             self.num_frames += 1
         yield from self._joined(kept)
-        for name, key in self.keys.items():  # labels that are read if present: others are errors
+        if self._last is None:
+            self._warn_of_spellings()
+
+    def _warn_of_spellings(self) -> None:
+        """Warn of labels that are read if present, and are in no frame under their names; others are errors."""
+        for name, key in self.keys.items():
             if not self.counts[name] and name not in self.asked:
                 for other in sorted(own for own in self.available if own.lower() == key.lower() != own):
                     warnings.warn(
                         f"{self.path}: '{other}' is not read as the {name}, whose name is '{key}': rename it, or give "
                         f"keys={{'{name}': '{other}'}}",
                         StructureWarning,
-                        stacklevel=2,
+                        stacklevel=3,
                     )
 
     def _joined(self, rows: list[FrameRow]) -> Iterator[Chunk]:
@@ -179,8 +229,8 @@ class FrameReader(Reader):
         labels = {}
         for name, value in found.items():
             if name in (CONFIG_TYPE, GROUP):
-                if name == CONFIG_TYPE and len(self.kinds) < _MOST_KINDS:
-                    self.kinds.add(str(value).strip())
+                if name == CONFIG_TYPE:
+                    self._add_kind(str(value).strip())
                 value = kind_code(value)
             by = factors.get(name, 1.0) * gradient_sign(name, self.keys[name])
             numbers = np.asarray(_array(value, self.keys[name], where) * by)
@@ -192,6 +242,10 @@ class FrameReader(Reader):
         if any(value.shape != LABELS[name].shape(len(frame.numbers)) for name, value in labels.items()):
             check_sample(stacked([row]), where)
         return row
+
+    def _add_kind(self, kind: str) -> None:
+        if len(self.kinds) < _MOST_KINDS:
+            self.kinds[kind] = None
 
     def _state(self, frame: Frame, where: str) -> dict[str, int]:
         """Return the charge and spin that a frame states by name, or by charges and magnetic moments of its atoms."""
@@ -277,14 +331,39 @@ class ExtxyzReader(FrameReader):
     """Reads extended XYZ files, compressed or not."""
 
     extensions = ("xyz", "extxyz")
+    _text: bytes | None = None  # of the frames of a part
+    _place = 0  # number of bytes before them in the file
+    _whole: Reader | None = None  # the reader that shows how much has been read; None: this one
 
     @classmethod
     def files_of(cls, paths: Sequence[str], keys: Names) -> list[str]:
         return [found for file in super().files_of(paths, keys) for found in (file, *files_beside(file))]
 
+    def parts(self, size: int) -> Iterator[Reader]:
+        from ase.io.formats import open_with_compression
+
+        if Beside(self.path):  # all frames are compared with the first one
+            yield self
+            return
+        require_plain(self.path)
+        with open_with_compression(self.path, "rb") as file:
+            total = os.path.getsize(self.path) if isinstance(file, io.BufferedReader) else 0
+            for run in runs_of_records(file, cut_xyz, size, most=_PART):  # type: ignore[arg-type]
+                part = self.part(run.number, run.last)
+                if run.text is None:
+                    part._place, part._whole, part.leave_out = run.begin, self, self.leave_out
+                else:
+                    part._text, part.portable = run.text, True
+                    part.fraction = (run.begin + len(run.text)) / total if total else 0.0
+                yield part
+
     def frames(self) -> Iterator[Frame | Exception]:
+        if self._text is not None:
+            text, self._text = self._text, b""
+            yield from read_extxyz(io.BytesIO(text))
+            return
         beside = Beside(self.path)
-        for frame in read_extxyz(self.path, partial(setattr, self, "fraction")):
+        for frame in read_extxyz(self.path, partial(setattr, self._whole or self, "fraction"), self._place):
             yield beside.added_to(frame, frame.numbers) if beside and isinstance(frame, Frame) else frame
 
 
@@ -473,6 +552,15 @@ class Doubts:
                 if difference > _DIFFERENT:
                     most, count = self._other.get((str(energy), name), (0.0, 0))
                     self._other[str(energy), name] = max(most, difference), count + 1
+
+    def absorb(self, later: Doubts) -> None:
+        """Take over the doubts about frames that follow."""
+        for key, (most, count) in later._other.items():
+            before, known = self._other.get(key, (0.0, 0))
+            self._other[key] = max(before, most), known + count
+        for name, (count, first) in later._unconverged.items():
+            known, before = self._unconverged.get(name, (0, first))
+            self._unconverged[name] = known + count, before
 
     def __iter__(self) -> Iterator[str]:
         """Yield the warnings as sentences."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,17 +25,9 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = [
-    "BOM",
-    "ISOTOPES",
-    "STRUCTURE",
-    "Frame",
-    "extxyz_frames",
-    "numbers_of",
-    "raw_frames",
-    "read_extxyz",
-    "real",
-    "structure_of",
-]
+    "BOM", "ISOTOPES", "STRUCTURE", "Frame", "cut_xyz", "extxyz_frames", "is_count", "numbers_of", "raw_frames",
+    "read_extxyz", "real", "structure_of",
+]  # fmt: skip
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
 """Arrays that ASE keeps for the atoms and that are not labels."""
@@ -105,21 +97,25 @@ class Frame(NamedTuple):
     bonds: bool = False
 
 
-def read_extxyz(path: str, read: Callable[[float], None] | None = None) -> Iterator[Frame | Exception]:
+def read_extxyz(
+    source: str | IO[bytes], read: Callable[[float], None] | None = None, begin: int = 0
+) -> Iterator[Frame | Exception]:
     """Yield the frames of a file, also a compressed one (.gz, .bz2, .xz). Empty lines between frames are skipped.
 
     A frame that cannot be read is yielded as its error: EOFError, ValueError or KeyError. The message does not name the
     file.
 
     Args:
-        path: the file.
+        source: path of the file, or a text of whole frames as an open file.
         read: called after each frame with the part of the file that has been read, 0 to 1; not for compressed files.
+        begin: number of bytes, of the decompressed file, before the first frame that is wanted.
 
     Raises:
         OSError: the file is damaged.
     """
-    require_plain(path)
-    for raw in _raw_frames(path, read):
+    if isinstance(source, str):
+        require_plain(source)
+    for raw in _raw_frames(source, read, begin):
         try:
             if isinstance(raw, ValueError):
                 raise raw
@@ -140,15 +136,22 @@ def raw_frames(path: str) -> Iterator[_Raw]:
         yield raw
 
 
-def _raw_frames(path: str, read: Callable[[float], None] | None = None) -> Iterator[_Raw | ValueError]:
+def _raw_frames(
+    source: str | IO[bytes], read: Callable[[float], None] | None = None, begin: int = 0
+) -> Iterator[_Raw | ValueError]:
     """Yield frames as `raw_frames`; where no number of atoms stands, the error, and then the frame of the next number.
 
     A number alone among the lines of atoms begins the next frame: this one lacks lines.
     """
     from ase.io.formats import open_with_compression
 
-    with io.TextIOWrapper(open_with_compression(path, "rb"), encoding="utf-8", errors="replace") as file:
-        bytes_of_file = os.path.getsize(path) if isinstance(file.buffer, io.BufferedReader) else 0
+    opened = open_with_compression(source, "rb") if isinstance(source, str) else source
+    with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as file:
+        bytes_of_file = 0
+        if isinstance(source, str) and isinstance(file.buffer, io.BufferedReader):
+            bytes_of_file = os.path.getsize(source)
+        if begin:
+            file.buffer.seek(begin)
         ahead: list[str] = []  # lines that were taken for atoms
 
         def take(count: int) -> list[str]:
@@ -159,6 +162,10 @@ def _raw_frames(path: str, read: Callable[[float], None] | None = None) -> Itera
         def line() -> str:
             return "".join(take(1))
 
+        def tell() -> None:
+            if read is not None and bytes_of_file:
+                read(file.buffer.tell() / bytes_of_file)
+
         head = line().removeprefix(BOM)
         while head:
             if head.strip():
@@ -166,8 +173,10 @@ def _raw_frames(path: str, read: Callable[[float], None] | None = None) -> Itera
                     size = _size(head)
                 except ValueError as error:
                     yield error
+                    head = line()  # this one may have digits too, as ² or 5,000 of them
                     while head and not head.strip().isdigit():
                         head = line()
+                    tell()
                     continue
                 comment = line()
                 lines = take(size)
@@ -180,10 +189,53 @@ def _raw_frames(path: str, read: Callable[[float], None] | None = None) -> Itera
                     vectors.append(head)
                     head = line()
                 yield comment.strip(), lines, size, vectors
-                if read is not None and bytes_of_file:
-                    read(file.buffer.tell() / bytes_of_file)
+                tell()
             else:
                 head = line()
+
+
+def is_count(text: str | bytes) -> bool:
+    """Return whether a text is a number of atoms, of at most nine digits."""
+    return len(text) < 10 and text.isascii() and text.isdigit()
+
+
+def cut_xyz(text: bytes) -> tuple[list[int], bool]:
+    """Find whole frames at the beginning of a text without looking at each line.
+
+    Such a frame is followed by another one, and each of its lines of atoms has a decimal point.
+
+    Returns:
+        Where the frames end; True if something else follows, for which the lines must be read one by one.
+    """
+    found: list[int] = []
+    codes = np.frombuffer(text, np.uint8)
+    ends, points = np.flatnonzero(codes == ord("\n")), np.flatnonzero(codes == ord("."))
+    starts = [0, *(ends + 1).tolist()]
+    pointed = [0, *np.cumsum(np.diff(np.searchsorted(points, ends), prepend=0) > 0).tolist()]  # lines so far
+    whole, line = len(ends), 0
+    if text.count(b"\r", 0, starts[-1]) != text.count(b"\r\n", 0, starts[-1]):
+        return found, True
+    while True:
+        while line < whole and not text[starts[line] : starts[line + 1]].strip():
+            line += 1
+        if line == whole:
+            return found, False
+        head = text[starts[line] : starts[line + 1]].strip()
+        if line == 0:  # only the first text of a file begins with a mark
+            head = head.removeprefix(BOM.encode())
+        if not is_count(head):
+            return found, True
+        first, last = line + 2, line + 2 + int(head)
+        known = min(last, whole)
+        if known > first and pointed[known] - pointed[first] < known - first:
+            return found, True
+        if last >= whole:
+            return found, False
+        following = text[starts[last] : starts[last + 1]].strip()
+        if following and not following.isdigit():
+            return found, True
+        line = last
+        found.append(starts[last])
 
 
 def _tidied(comment: str) -> str:

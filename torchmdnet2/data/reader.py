@@ -97,6 +97,9 @@ class Reader(ABC):
         fraction: part of the files that has been read, 0 to 1; 0 if it is not known.
         leave_out: function that gets a line about each frame that cannot be used, which is then left out. With None it
             is an error, as it always is where the reader cannot find the next frame.
+        portable: whether this is one of several `parts` that holds the text of its frames, so that another process can
+            read it.
+        left_out: lines about the frames that a part left out.
     """
 
     extensions: ClassVar[tuple[str, ...]] = ()
@@ -113,6 +116,8 @@ class Reader(ABC):
     num_frames: int = 0
     fraction: float = 0.0
     leave_out: Callable[[str], None] | None = None
+    portable: bool = False
+    left_out: Sequence[str] = ()
 
     @classmethod
     def variants(cls) -> Collection[str]:
@@ -157,6 +162,36 @@ class Reader(ABC):
         Raises:
             BadData: a frame is damaged or cannot be used; the message names it.
         """
+
+    def parts(self, size: int) -> Iterator[Reader]:
+        """Yield readers that together read the frames of this one, for other processes; this one if it has no parts.
+
+        Chunks, names of frames and lines for `leave_out` of the parts, in order, are those of this reader, but a chunk
+        also ends with its part; where a broken frame is an error, it may be that of an earlier frame. Each part is read
+        once, with `chunks`, after which it holds no text, and then given to `absorb`, in order. A part that is not
+        `portable` reads its file itself; it may be large, and should be read in this process:
+
+            for part in reader.parts(1024):
+                for chunk in part.chunks():  # in any process to which the part is sent, and which sends it back
+                    ...
+                reader.absorb(part)
+
+        Args:
+            size: number of frames of a part; parts of large frames have fewer.
+
+        Raises:
+            BadData: the file is compressed and not called so, or text in UTF-16.
+        """
+        yield self
+
+    def absorb(self, part: Reader) -> None:
+        """Take over what reading a part has found: all attributes are those of having read its frames here.
+
+        Lines about frames that were left out are given to `leave_out`, which is set before `parts` is called. A part
+        that was read in another process has given its warnings there; one about the file as a whole is given here, with
+        the last part.
+        """
+        assert part is self  # which has no parts
 
     def usable(self, sample: Sample, where: str, first: int) -> Iterator[Chunk]:
         """Yield frames as one checked chunk, or those of them that can be used as chunks of one: see `leave_out`.

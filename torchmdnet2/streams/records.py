@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.files import keep_old, opened, require_plain
+from ..core.files import keep_old, opened, require_plain, runs_of_records
 from ..core.pipeline import blocks_of
 from ..data.dataset import Sample
+from ..data.extxyz import cut_xyz, is_count
 from ..data.hdf5 import write_hdf5
 from ..data.structures import open_structures, reason, structure_of_molfile, structure_of_xyz
 from ..errors import BadConfig, BadData
@@ -269,28 +270,17 @@ class RecordFile:
             return
         with open(self.path, "rb") as raw, opened(raw, self.path) as file:
             self._place = raw
-            self._taken = 1.0
-            number, text, offset, damaged = 0, b"", 0, False
-            while self._cut is not None and not damaged and (more := file.read(_TEXT)):
-                text += more
-                ends, damaged = self._cut(text)
-                begin = done = 0
-                while len(ends) - done >= size or (len(ends) > done and (damaged or len(text) - begin > _MOST)):
-                    count = min(size, len(ends) - done)
-                    if number < first < number + count:
-                        count = first - number
-                    done, end = done + count, ends[done + count - 1]
-                    self._taken = (offset + end) / (offset + len(text))
-                    if number >= first:
-                        yield Part(number, text[begin:end], self._split)
-                    number, begin = number + count, end
-                text, offset = text[begin:], offset + begin
+            for run in runs_of_records(file, self._cut, size, first):
+                self._taken = run.part
+                if not run.last:
+                    assert run.text is not None
+                    yield Part(run.number, run.text, self._split)
             # line by line: the last block; all records from a damaged one on; a format that is not cut
-            if damaged:
-                file.seek(offset)
-            with _decoded(file if damaged or self._cut is None else io.BytesIO(text)) as rest:
-                records = _numbered(self._split(rest), number)
-                yield from blocks_of(islice(records, max(0, first - number), None), size)
+            if run.text is None:
+                file.seek(run.begin)
+            with _decoded(file if run.text is None else io.BytesIO(run.text)) as rest:
+                records = _numbered(self._split(rest), run.number)
+                yield from blocks_of(islice(records, max(0, first - run.number), None), size)
         self._place = None
 
     def _at_once(self) -> Iterator[Record]:
@@ -330,7 +320,7 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
     while head:
         if not head.strip():
             head = file.readline()
-        elif not _is_count(head.strip()):
+        elif not is_count(head.strip()):
             shown = head.strip()[:40]
             yield Record(0, error=f"a number of atoms is expected where a frame begins, not '{shown}'")
             head = _next_head(file)
@@ -403,11 +393,6 @@ def _positions(words: list[str]) -> NDArray | None:
         return None
 
 
-def _is_count(text: str | bytes) -> bool:
-    """Return whether a text is a number of atoms, of at most nine digits."""
-    return len(text) < 10 and text.isascii() and text.isdigit()
-
-
 def _next_head(file: TextIO) -> str:
     """Return the next line that can begin a frame; "" at the end."""
     while (line := file.readline()) and not line.strip().isdigit():
@@ -422,45 +407,8 @@ def _is_atom(line: str) -> bool:
         return False
 
 
-def _cut_xyz(text: bytes) -> tuple[list[int], bool]:
-    """Find whole frames at the beginning of a text without looking at each line.
-
-    Such a frame is followed by another one, and each of its lines of atoms has a decimal point.
-
-    Returns:
-        Where the frames end; True if something else follows, for which `_read_xyz` is needed.
-    """
-    found: list[int] = []
-    codes = np.frombuffer(text, np.uint8)
-    ends, points = np.flatnonzero(codes == ord("\n")), np.flatnonzero(codes == ord("."))
-    starts = [0, *(ends + 1).tolist()]
-    pointed = [0, *np.cumsum(np.diff(np.searchsorted(points, ends), prepend=0) > 0).tolist()]  # lines so far
-    whole, line = len(ends), 0
-    if text.count(b"\r", 0, starts[-1]) != text.count(b"\r\n", 0, starts[-1]):
-        return found, True
-    while True:
-        while line < whole and not text[starts[line] : starts[line + 1]].strip():
-            line += 1
-        if line == whole:
-            return found, False
-        head = text[starts[line] : starts[line + 1]].strip()
-        if not _is_count(head):
-            return found, True
-        first, last = line + 2, line + 2 + int(head)
-        known = min(last, whole)
-        if known > first and pointed[known] - pointed[first] < known - first:
-            return found, True
-        if last >= whole:
-            return found, False
-        following = text[starts[last] : starts[last + 1]].strip()
-        if following and not following.isdigit():
-            return found, True
-        line = last
-        found.append(starts[last])
-
-
 def _cut_sdf(text: bytes) -> tuple[list[int], bool]:
-    """As `_cut_xyz`, for records that end with a line of $$$$."""
+    """As `cut_xyz`, for records that end with a line of $$$$."""
     found: list[int] = []
     if text.count(b"\r") - text.endswith(b"\r") > text.count(b"\r\n"):
         return found, True
@@ -473,9 +421,7 @@ def _cut_sdf(text: bytes) -> tuple[list[int], bool]:
         found.append(end)
 
 
-_TEXT = 2**24  # bytes that are read together
-_MOST = 2**26  # bytes from which on a block has fewer records
-_CUTS: dict[str, _Cut] = {".sdf": _cut_sdf, ".xyz": _cut_xyz, ".extxyz": _cut_xyz}
+_CUTS: dict[str, _Cut] = {".sdf": _cut_sdf, ".xyz": cut_xyz, ".extxyz": cut_xyz}
 _READERS = {
     ".sdf": _read_sdf, ".mol": _read_sdf, ".smi": _read_smiles, ".smiles": _read_smiles, ".xyz": _read_xyz,
     ".extxyz": _read_xyz,
