@@ -24,7 +24,8 @@ import torchmdnet2
 from torchmdnet2 import System, checkpoint
 from torchmdnet2.cli import main
 from torchmdnet2.core import pipeline
-from torchmdnet2.data import Sample, file_readers
+from torchmdnet2.data import Sample, ase_formats, file_readers
+from torchmdnet2.data.ase_formats import ExtxyzReader
 from torchmdnet2.data.extxyz import read_extxyz
 from torchmdnet2.ensemble import EnsembleResult
 from torchmdnet2.errors import BadConfig
@@ -82,6 +83,20 @@ def test_processes_and_blocks_give_the_same(folder, capsys, monkeypatch, models)
     assert (folder / "one.xyz").read_text() == (folder / "two.xyz").read_text()
     assert [atoms.info["frame"] for atoms in read("two.xyz", ":")] == [f"data.xyz, frame {k}" for k in range(300)]
     assert not [path.name for path in folder.iterdir() if re.search("progress|failed|spread|lock", path.name)]
+
+
+def test_helpers_beside_a_gpu_give_the_same(folder, capsys, small_blocks, monkeypatch):
+    """Processes read parts of a file and write predictions. A part that has no limits is read by the main process."""
+    broken(folder)
+    found = []
+    for helpers in (0, 2):
+        monkeypatch.setattr(evaluating, "helpers_for", lambda *_, helpers=helpers: helpers)
+        monkeypatch.setattr(evaluating.FrameSource, "takes_long", True)
+        output = f"out{helpers}.xyz"
+        found.append(errors(capsys, "m.tmn", "data.xyz", "bad.xyz", "--output", output, "--devices", "cpu"))
+    assert found[0] == found[1] and found[0]["failed"]
+    for end in (".xyz", ".failed.txt"):
+        assert (folder / f"out0{end}").read_bytes() == (folder / f"out2{end}").read_bytes()
 
 
 def broken(folder) -> list[int]:
@@ -142,12 +157,20 @@ def test_blocks_of_large_structures_have_fewer_frames(folder, monkeypatch):
     monkeypatch.setattr(evaluating, "_LARGEST", 40)
     chain = Atoms("H60", np.arange(180.0).reshape(60, 3), info={"energy": 0.0})
     write("large.xyz", [*[water(k) for k in range(30)], chain, chain, water(30)], format="extxyz")
+    parts = ExtxyzReader.parts
+    monkeypatch.setattr(ExtxyzReader, "parts", lambda self, size: iter([self]))
     for done, sizes in ((0, [13, 13, 4, 1, 1, 1]), (20, [10, 1, 1, 1])):
         (reader,) = file_readers(["large.xyz"], {"energy": "energy"}, {})
-        blocks = list(evaluating.FrameSource.of_readers([reader], lambda whole: None).blocks(32, done, 0))
+        blocks = list(evaluating.FrameSource([reader]).blocks(32, (0, done)))
         assert [len(block) for block in blocks] == sizes and max(block.num_atoms for block in blocks) == 60
         names = [name for block in blocks for name in block.names]
         assert names == [f"large.xyz, frame {k}" for k in range(done, 33)]
+    monkeypatch.setattr(ExtxyzReader, "parts", parts)  # for other processes: their text is limited
+    monkeypatch.setattr(ase_formats, "_PART", 2500)
+    (reader,) = file_readers(["large.xyz"], {"energy": "energy"}, {})
+    blocks = [block.read() for block in evaluating.FrameSource([reader]).blocks(32, (0, 20))]
+    assert max(block.num_atoms for block in blocks) == 60 and len(blocks) > 4 and not len(blocks[0])
+    assert [name for block in blocks for name in block.names] == names[-13:]
 
 
 def test_without_any_good_frame_it_is_an_error(folder, capsys):
@@ -257,7 +280,7 @@ def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small
         atoms.arrays["forces"] = rng.normal(0, 1, (8, 3))
         write("ethane.xyz", atoms, append=True)
     whole = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz")
-    monkeypatch.setattr(evaluating.Evaluation.__init__, "__defaults__", (512,))  # most
+    monkeypatch.setattr(evaluating, "_ALL", 512)
     some = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz")
     again = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz", "--output", "out.xyz", "--devices", "cpu,cpu")
     assert some["forces"] == whole["forces"] and some["members"] == whole["members"]
@@ -372,7 +395,7 @@ def test_batches_as_on_a_gpu_give_the_same(folder, models, size):
     systems = System.from_ase([water(k) if k % 5 else molecule("CH3CH2OH") for k in range(40)])
     systems.z[0] = 79
     labels = {"energy": torch.zeros(40).double(), "forces": torch.zeros(systems.num_atoms, 3).double()}
-    block = evaluating.FrameBlock.of([Sample(systems, labels)], [f"frame {k}" for k in range(40)], [], 0, 1.0)
+    block = evaluating.FrameBlock.of([Sample(systems, labels)], [f"frame {k}" for k in range(40)], [])
     found = []
     for on_gpu in (False, True):
         options = evaluating.Evaluation((), {}, Properties(True, False), size, {}, True)

@@ -226,9 +226,7 @@ class _Data:
         optional = [name for name in labels if name not in {"energy", "forces", *_given(options, "key")}]
         if not (options.split or options.subset or any(index is not None for _, index in self._sources)):
             readers = file_readers(self.files, keys, units, options.format)
-            return FrameSource.of_readers(
-                readers, lambda whole: _check_labels(options, readers, keys, labels, optional, whole)
-            )
+            return FrameSource(readers, lambda whole: _check_labels(options, readers, keys, labels, optional, whole))
         files = self.files if len(self.files) > 1 else self.files[0]
         dataset = open_dataset(files, keys=keys, units=units, format=options.format, optional=optional)
         _check_labels(options, getattr(dataset, "datasets", [dataset]), keys, labels, optional)

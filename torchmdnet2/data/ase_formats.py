@@ -91,8 +91,7 @@ class FrameReader(Reader):
         self._units = _given(units)
         self._factors = label_factors({**self.default_units, **self._units}, self.path)
         self._warned = False  # of a placeholder instead of a cell
-        self._first = 0  # number of the first frame
-        self._last: bool | None = None  # whether a part ends the file; None: this is no part
+        self._is_part = False
         self._begin()
 
     def _begin(self) -> None:
@@ -111,9 +110,9 @@ class FrameReader(Reader):
         """
         made = copy(self)
         made._begin()
-        made._first, made._last = first, last
-        left_out: list[str] = []
-        made.left_out, made.leave_out = left_out, None if self.leave_out is None else left_out.append
+        made.first, made.last, made._is_part = first, last, True
+        made.left_out = []
+        made.leave_out = None if self.leave_out is None else made.left_out.append
         return made
 
     def absorb(self, part: Reader) -> None:
@@ -132,7 +131,7 @@ class FrameReader(Reader):
         if self.leave_out is not None:
             for line in part.left_out:
                 self.leave_out(line)
-        if part._last:
+        if part.last:
             self._warn_of_spellings()
 
     @abstractmethod
@@ -144,7 +143,7 @@ class FrameReader(Reader):
         """
 
     def _frames(self) -> Iterator[Frame | BadData]:
-        frame = self._first
+        frame = self.first
         try:
             for content in self.frames():
                 yield self._failed(frame, content) if isinstance(content, Exception) else content
@@ -164,7 +163,7 @@ class FrameReader(Reader):
         return found
 
     def chunks(self) -> Iterator[Chunk]:
-        self.num_frames = self._first
+        self.num_frames = self.first
         kept: list[FrameRow] = []
         for frame in self._frames():
             try:
@@ -187,7 +186,7 @@ class FrameReader(Reader):
             kept.append(row)
             self.num_frames += 1
         yield from self._joined(kept)
-        if self._last is None:
+        if not self._is_part:
             self._warn_of_spellings()
 
     def _warn_of_spellings(self) -> None:

@@ -97,6 +97,7 @@ class Reader(ABC):
         fraction: part of the files that has been read, 0 to 1; 0 if it is not known.
         leave_out: function that gets a line about each frame that cannot be used, which is then left out. With None it
             is an error, as it always is where the reader cannot find the next frame.
+        first, last: number of the first frame that it reads, and whether it reads all further ones: see `parts`.
         portable: whether this is one of several `parts` that holds the text of its frames, so that another process can
             read it.
         left_out: lines about the frames that a part left out.
@@ -116,8 +117,10 @@ class Reader(ABC):
     num_frames: int = 0
     fraction: float = 0.0
     leave_out: Callable[[str], None] | None = None
+    first: int = 0
+    last: bool = True
     portable: bool = False
-    left_out: Sequence[str] = ()
+    left_out: list[str]
 
     @classmethod
     def variants(cls) -> Collection[str]:

@@ -7,14 +7,17 @@ read or evaluated is a line of the failures and does not end the run.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
-import zlib
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +28,7 @@ from ..core.files import claimed
 from ..core.pipeline import Journal, Stages, Work, helpers_for, left_text, through
 from ..data import Dataset, Sample
 from ..data.dataset import select
-from ..data.reader import InMemoryDataset, Reader
+from ..data.reader import Chunk, InMemoryDataset, Reader
 from ..data.splits import in_order
 from ..engine.check import for_any_composition
 from ..ensemble import EnsembleResult, combine
@@ -46,6 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluated", "Evaluation", "FrameSource", "evaluate_stream", "files_of", "members_of"]
 
+_LARGE, _MANY = 2**22, 2**12  # bytes and number of frames from which on processes help
+_ALL = 2**17  # atoms of which the spread is kept as a whole; of more, that of a random sample
+_AT_ONCE = 256  # frames of a data set that are read at once
 _FIRST = 1000  # frames that are read before it is an error that none has a label
 _BLOCK = {"cpu": 128, "cuda": 2048}  # least number of frames that are computed, written and repeated together
 _BATCH = 32  # number of frames of a batch on a CPU
@@ -62,20 +68,20 @@ class FrameBlock:
         parts: of each run of frames with the same labels, the arrays of its structures and those of its labels.
         names: names of all frames.
         failures: lines about frames before the end of the block that could not be read.
-        first: number of frames before the block.
+        place: where the block ends: number of a file, and of its frames so far, with those that could not be read.
         fraction: part of the files up to the end of the block, 0 to 1; 0 if it is not known.
+        reader: the reader of a `FramePart`.
     """
 
     parts: list[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]
     names: list[str]
     failures: list[str]
-    first: int = 0
+    place: tuple[int, int] = (0, 0)
     fraction: float = 0.0
+    reader: Reader | None = None
 
     @classmethod
-    def of(
-        cls, samples: Iterable[Sample], names: list[str], failures: list[str], first: int, fraction: float
-    ) -> FrameBlock:
+    def of(cls, samples: Iterable[Sample], names: list[str], failures: list[str], *more: Any) -> FrameBlock:
         parts = [
             (
                 {name: getattr(sample.system, name).numpy() for name in _ARRAYS},
@@ -83,7 +89,11 @@ class FrameBlock:
             )
             for sample in samples
         ]
-        return cls(parts, names, failures, first, fraction)
+        return cls(parts, names, failures, *more)
+
+    def read(self) -> FrameBlock:
+        """Return the block, which has been read; see `FramePart`."""
+        return self
 
     def dataset(self) -> InMemoryDataset:
         samples = [
@@ -100,70 +110,190 @@ class FrameBlock:
         """Number of atoms of all frames."""
         return sum(len(system["z"]) for system, _ in self.parts)
 
-    def stride(self, most: int) -> int:
-        """Return the number of atoms or structures of which the spread of one is kept, so that about `most` are."""
-        before = self.first * self.num_atoms // max(1, len(self))  # if all frames are as large as these
-        return 1 << (before // most).bit_length()
-
     def __len__(self) -> int:
         return len(self.names)
+
+
+class _Frames(NamedTuple):
+    """Some frames as they are read.
+
+    Attributes:
+        failures: lines about frames before them that could not be read.
+        sample: the frames; None if there are only failures.
+        names: their names.
+        end: number of frames of the file up to their end, with those that could not be read.
+    """
+
+    failures: list[str]
+    sample: Sample | None
+    names: list[str]
+    end: int
+
+
+def _read(reader: Reader, lines: list[str], skip: int) -> Iterator[_Frames]:
+    """Yield the frames of a reader.
+
+    Args:
+        reader: the reader.
+        lines: the list to which it adds lines about frames that cannot be read.
+        skip: number of frames of the file that are left out, with those that could not be read.
+    """
+    end = reader.first
+
+    def failures() -> list[str]:
+        nonlocal end
+        found = lines[max(0, skip - end) :]
+        end += len(lines)
+        lines.clear()
+        return found
+
+    for chunk in reader.chunks():
+        before, names = failures(), chunk.names
+        left, end = min(len(names), max(0, skip - end)), end + len(names)
+        sample = chunk.sample if not left else select(chunk.sample, np.arange(left, len(names)))
+        yield _Frames(before, sample if names[left:] else None, names[left:], end)
+    yield _Frames(failures(), None, [], end)
+
+
+@dataclass
+class FramePart:
+    """Frames of one file that a process reads and computes together.
+
+    Attributes:
+        reader: the part.
+        skip: as of `_read`.
+        file: number of the file.
+        fraction: as of `FrameBlock`.
+    """
+
+    reader: Reader
+    skip: int
+    file: int
+    fraction: float
+
+    def read(self) -> FrameBlock:
+        found = [*_read(self.reader, self.reader.left_out, self.skip)]
+        samples = [run.sample for run in found if run.sample is not None]
+        names, failures = (
+            [name for run in found for name in run.names],
+            [line for run in found for line in run.failures],
+        )
+        return FrameBlock.of(samples, names, failures, (self.file, found[-1].end), self.fraction, self.reader)
+
+
+class _Chosen(Reader):
+    """Reads chosen frames of a data set."""
+
+    def __init__(self, dataset: Dataset, chosen: Sequence[int]):
+        self._dataset, self._chosen, self.num_frames, self.files = dataset, chosen, len(chosen), []
+
+    def chunks(self) -> Iterator[Chunk]:
+        for first in range(0, len(self._chosen), _AT_ONCE):
+            part = self._chosen[first : first + _AT_ONCE]
+            yield _NamedChunk(self._dataset.batch(part), "", first, [self._dataset.name(k) for k in part])
+
+
+@dataclass(eq=False)
+class _NamedChunk(Chunk):
+    given: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        return self.given
 
 
 class FrameSource:
     """Frames in order, in blocks.
 
     Args:
-        samples: runs of frames with their names, and the part of the files that has been read, 0 to 1; 0 if unknown.
-        failures: the list to which reading adds lines about frames that cannot be read.
+        readers: readers of the files, which are read once.
         check: checks that the frames that have been read have labels; its argument is whether these are all.
 
     Attributes:
         refused: whether the data lack labels, so that a run cannot be continued.
     """
 
-    def __init__(
-        self,
-        samples: Iterable[tuple[Sample, list[str], float]],
-        failures: list[str],
-        check: Callable[[bool], None] = lambda _: None,
-    ):
-        self._samples, self._failures, self._check = samples, failures, check
+    def __init__(self, readers: Sequence[Reader], check: Callable[[bool], None] = lambda _: None):
+        self._readers, self._check = readers, check
+        # of each block that is not taken yet, the readers of what it holds, and the readers of their files
+        self._under_way: deque[list[tuple[Reader, Reader]]] = deque()
+        self._looked = len(readers) > 1
         self.refused = False
 
+    @property
+    def takes_long(self) -> bool:
+        """Whether other processes, which take seconds to start, should help."""
+        size = sum(os.path.getsize(file) for reader in self._readers for file in reader.files)
+        return size > _LARGE or sum(reader.num_frames for reader in self._readers) > _MANY
+
     @classmethod
-    def of_readers(cls, readers: Sequence[Reader], check: Callable[[bool], None]) -> FrameSource:
-        """Return the frames of files, which are read once.
+    def of_dataset(cls, dataset: Dataset, chosen: Sequence[int]) -> FrameSource:
+        """Return chosen frames of a data set."""
+        return cls([_Chosen(dataset, chosen)])
+
+    def blocks(self, size: int, place: tuple[int, int]) -> Iterator[FrameBlock | FramePart]:
+        """Yield blocks of `size` frames; the last of a file may be shorter, and those of large structures.
 
         Args:
-            readers: readers of the files.
-            check: checks labels. It is called after the first thousand frames of a single file, and at the end.
+            size: number of frames.
+            place: where they begin, as of `FrameBlock`.
         """
-        failures: list[str] = []
+        kept, names, failures, held = list[Sample](), list[str](), list[str](), 0  # number of atoms
+        complete: list[tuple[Reader, Reader]] = []
 
-        def samples() -> Iterator[tuple[Sample, list[str], float]]:
-            read, looked = 0, len(readers) > 1
-            for k, reader in enumerate(readers):
-                reader.leave_out = failures.append
-                known, before = reader.num_frames, read  # 0 if a format does not tell it
-                for chunk in reader.chunks():
-                    read += len(chunk.names)
-                    if read > _FIRST and not looked:
-                        looked = True
-                        source.check(False)
-                    part = (read - before) / known if known else reader.fraction
-                    yield chunk.sample, chunk.names, (k + part) / len(readers) if part else 0.0
-            source.check(True)
+        def block(end: int) -> FrameBlock:
+            nonlocal kept, names, failures, held, complete
+            made = FrameBlock.of(kept, names, failures, (file, end), fraction)
+            self._under_way.append(complete)
+            kept, names, failures, complete, held = [], [], [], [], 0
+            return made
 
-        source = cls(samples(), failures, check)
-        return source
+        file, fraction, end = 0, 0.0, 0
+        for file, reader in enumerate(self._readers):
+            skip = 0 if file > place[0] else place[1] if file == place[0] else sys.maxsize
+            lines: list[str] = []
+            reader.leave_out = lines.append
+            known = reader.num_frames  # 0 if a format does not tell it
+            for part in reader.parts(size):
+                if part.portable and not part.last:
+                    if names or failures:
+                        yield block(part.first)
+                    self._under_way.append([(reader, part)])
+                    yield FramePart(part, skip, file, self._fraction(file, part.fraction))
+                    continue
+                for more, sample, own, end in _read(part, part.left_out if part.portable else lines, skip):
+                    failures += more
+                    fraction = self._fraction(file, end / known if known else 1.0 if part.portable else reader.fraction)
+                    if sample is None:
+                        continue
+                    first, atoms = 0, [0, *np.cumsum(sample.system.atom_counts.numpy())]  # up to each frame
+                    while first < len(own):
+                        fits = bisect_right(atoms, atoms[first] + _LARGEST - held) - 1
+                        last = min(first + size - len(names), max(fits, first + (not names)))
+                        if last > first:
+                            kept.append(sample if last - first == len(own) else select(sample, np.arange(first, last)))
+                            names += own[first:last]
+                            held += atoms[last] - atoms[first]
+                        if last < len(own) or len(names) == size:
+                            yield block(end - len(own) + last)
+                        first = last
+                complete.append((reader, part))
+        yield block(end)
 
-    @classmethod
-    def of_dataset(cls, dataset: Dataset, chosen: Sequence[int], size: int = 256) -> FrameSource:
-        """Return chosen frames of a data set, `size` of them at a time."""
-        ends = [min(first + size, len(chosen)) for first in range(0, len(chosen), size)]
-        pieces = ((chosen[first:end], end) for first, end in zip([0, *ends], ends, strict=False))
-        samples = ((dataset.batch(part), [dataset.name(k) for k in part], end / len(chosen)) for part, end in pieces)
-        return cls(samples, [])
+    def _fraction(self, file: int, own: float) -> float:
+        return (file + own) / len(self._readers) if own else 0.0
+
+    def take(self, found: EvaluatedBlock) -> None:
+        """Note what was read for a block; blocks are taken in order.
+
+        Raises:
+            BadConfig, BadData: the data lack labels.
+        """
+        for reader, part in self._under_way.popleft():
+            reader.absorb(found.reader or part)
+        if not self._looked and self._readers[0].num_frames > _FIRST:
+            self._looked = True
+            self.check(False)
 
     def check(self, whole: bool) -> None:
         """Check that the frames so far have labels.
@@ -177,71 +307,32 @@ class FrameSource:
             self.refused = True
             raise
 
-    def blocks(self, size: int, done: int, unread: int) -> Iterator[FrameBlock]:
-        """Yield blocks of `size` frames; the last may be shorter, and those of large structures.
-
-        Args:
-            size: number of frames.
-            done: number of frames to skip.
-            unread: number of failures to skip.
-        """
-        kept: list[Sample] = []
-        names: list[str] = []
-        held, before = 0, done  # number of atoms in the block, number of frames before it
-
-        def block(fraction: float) -> FrameBlock:
-            nonlocal kept, names, held, unread, before
-            skipped = min(unread, len(self._failures))
-            failures, unread = self._failures[skipped:], unread - skipped
-            self._failures.clear()
-            made = FrameBlock.of(kept, names, failures, before, fraction)
-            before += len(names)
-            kept, names, held = [], [], 0
-            return made
-
-        part = 0.0
-        for sample, own, part in self._samples:
-            first = min(done, len(own))
-            done -= first
-            ends = [0, *np.cumsum(sample.system.atom_counts.numpy())]  # number of atoms up to each frame
-            while first < len(own):
-                fits = bisect_right(ends, ends[first] + _LARGEST - held) - 1
-                last = min(first + size - len(names), max(fits, first + (not names)))
-                if last > first:
-                    kept.append(sample if last - first == len(own) else select(sample, np.arange(first, last)))
-                    names += own[first:last]
-                    held += ends[last] - ends[first]
-                if last < len(own) or len(names) == size:
-                    yield block(part)
-                first = last
-        if names or self._failures:
-            yield block(part)
-
 
 @dataclass
 class EvaluatedBlock:
     """The result of a block.
 
     Attributes:
-        read: number of its frames.
-        unread: number of frames before its end that could not be read.
+        read, atoms: number of its frames, and of their atoms.
         failures: lines about frames that could not be read or evaluated.
-        fraction: as of `FrameBlock`.
+        place, fraction, reader: as of `FrameBlock`.
         frames: number of frames that were evaluated.
         periodic: whether one of them is periodic.
         sums: `ErrorSums.sums` of the model, or of the mean and each member, as plain data.
-        spread: `Spread.rows`.
+        spread: `Spread.rows`, all of them.
         predictions: those of each batch; then `text`, as extended XYZ.
     """
 
     read: int
-    unread: int
+    atoms: int
     failures: list[str]
+    place: tuple[int, int]
     fraction: float
+    reader: Reader | None
     frames: int = 0
     periodic: bool = False
     sums: list[dict[str, list]] = field(default_factory=list)
-    spread: list[tuple[str, str, int, list, list]] = field(default_factory=list)
+    spread: list[tuple[str, str, int, np.ndarray, np.ndarray]] = field(default_factory=list)
     predictions: list[Predictions] = field(default_factory=list)
     text: str = ""
 
@@ -267,7 +358,6 @@ class Evaluation:
         batch_size: number of frames of a batch; None chooses it for the device.
         units: the section `data.units` as plain data, for the units of further labels.
         predictions: whether the predictions are written.
-        most: number of atoms of which the spread is kept as a whole; of more, that of a random sample.
     """
 
     models: tuple[str, ...]
@@ -276,7 +366,6 @@ class Evaluation:
     batch_size: int | None
     units: Mapping[str, Any]
     predictions: bool
-    most: int = 2**17
 
     def __call__(self, device: str) -> Work:
         (device,) = devices_of(device)  # a worker of a cluster gets the given name
@@ -294,7 +383,9 @@ class _BlockEvaluator:
         self._capacity: BatchCapacity | None = None
 
     def __call__(self, block: FrameBlock) -> EvaluatedBlock:
-        found = EvaluatedBlock(len(block), len(block.failures), list(block.failures), block.fraction)
+        found = EvaluatedBlock(
+            len(block), block.num_atoms, list(block.failures), block.place, block.fraction, block.reader
+        )
         if not len(block):
             return found
         data, units, device = block.dataset(), self._options.units, self._members[0].device
@@ -325,7 +416,7 @@ class _BlockEvaluator:
                     name, words = block.names[k], " ".join(str(error).split()) or type(error).__name__
                     found.failures.append(words if words.startswith(name) else f"{name}: {words}")
         found.sums = [_plain(own) for own in sums] if found.frames else []
-        found.spread = spread.rows(block.stride(self._options.most), zlib.crc32(block.names[0].encode()))
+        found.spread = spread.rows(1, 0)
         return found
 
     def _batches(self, data: InMemoryDataset) -> Iterable[Sequence[int]]:
@@ -398,26 +489,32 @@ class Evaluated:
 
     Attributes:
         read, frames, failed: number of frames that could be read, that were evaluated, and that failed.
+        atoms: number of atoms of those that could be read.
+        place: as of `FrameBlock`.
         periodic: whether one of them is periodic.
         failures: lines about the first ones that failed.
         sums: errors of the model, or of the mean and each member.
         spread: of the members.
     """
 
-    _KEPT = ("read", "unread", "frames", "failed", "periodic", "failures")
+    _KEPT = ("read", "atoms", "frames", "failed", "place", "periodic", "failures")
     _FIRST = 10
 
     def __init__(self, units: Mapping[str, Any]):
-        self.read = self.unread = self.frames = self.failed = 0
-        self.periodic, self.failures = False, list[str]()
+        self.read = self.atoms = self.frames = self.failed = 0
+        self.place, self.periodic, self.failures = (0, 0), False, list[str]()
         self.sums: list[ErrorSums] = []
         self.spread = Spread()
         self._units = units
 
     def add(self, block: EvaluatedBlock) -> None:
-        """Add a block, without its spread and text."""
-        for name in ("read", "unread", "frames"):
+        """Add a block without its text, and thin out its spread."""
+        spread = Spread()
+        spread.add_rows(block.spread)
+        block.spread = spread.rows(1 << (self.atoms // _ALL).bit_length(), self.read)
+        for name in ("read", "atoms", "frames"):
             setattr(self, name, getattr(self, name) + getattr(block, name))
+        self.place = block.place
         self.failed += len(block.failures)
         self.periodic |= block.periodic
         self.failures += block.failures[: self._FIRST - len(self.failures)]
@@ -437,6 +534,7 @@ class Evaluated:
         """Continue from what `kept` returned."""
         for name in self._KEPT:
             setattr(self, name, kept[name])
+        self.place = tuple(kept["place"])
         if kept["sums"]:
             self._add_sums(kept["sums"])
 
@@ -452,10 +550,6 @@ class Evaluated:
         if 0 < part < 1:
             text += left_text(seconds * (1 - part) / part)
         return text + (f", {self.failed} failed" if self.failed else "")
-
-
-def _unchanged(block: FrameBlock) -> FrameBlock:
-    return block
 
 
 def files_of(output: Path) -> list[Path]:
@@ -490,20 +584,24 @@ def evaluate_stream(
     found = Evaluated(evaluation.units)
     least, size = _BLOCK["cpu" if devices[0] == "cpu" else "cuda"], evaluation.batch_size or _BATCH
     size *= -(-least // size)
-    stages = Stages(_unchanged, evaluation, EvaluatedBlock.written)
-    helpers = helpers_for(devices, dask) if evaluation.predictions else 0
+    stages = Stages(methodcaller("read"), evaluation, EvaluatedBlock.written)
+    helpers = helpers_for(devices, dask) if source.takes_long else 0
 
     def run() -> Iterator[EvaluatedBlock]:
         began, before, skipped = time.monotonic(), found.read, 0.0
-        blocks = source.blocks(size, found.read, found.unread)
+        blocks = source.blocks(size, found.place)
         with nullcontext() if console is None else console.status("") as shown:
             for block in through(blocks, stages, devices, __name__, helpers, dask=dask):
+                source.take(block)
+                if not (block.read or block.failures):  # an earlier run wrote it
+                    continue
                 found.add(block)
                 yield block
                 if shown is not None:
                     skipped = skipped or (block.fraction if before else 0.0)
                     part = (block.fraction - skipped) / (1 - skipped or 1)
                     shown.update(found.words(time.monotonic() - began, before, part))
+        source.check(True)
 
     if output is None:
         for block in run():
@@ -519,8 +617,8 @@ def evaluate_stream(
                     console.print(f"{output}: continues after {found.read} frames", highlight=False, soft_wrap=True)
             try:
                 for block in run():
-                    texts = ["".join(f"{line}\n" for line in lines)
-                             for lines in (block.failures, map(json.dumps, block.spread))]  # fmt: skip
+                    spreads = (json.dumps(row, default=np.ndarray.tolist) for row in block.spread)
+                    texts = ["".join(f"{line}\n" for line in lines) for lines in (block.failures, spreads)]
                     journal.commit(block.read, block.text, *texts, kept=found.kept())
                 finished = True
             finally:

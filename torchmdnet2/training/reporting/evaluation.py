@@ -370,24 +370,24 @@ class Spread:
         """Return |error| [n] and deviation [n] by property; of vectors and tensors their lengths (Frobenius)."""
         return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
 
-    def rows(self, stride: int, seed: int) -> list[tuple[str, str, int, list, list]]:
-        """Return one in `stride` of the values, drawn at random, as plain data: name, unit, stride, errors and
+    def rows(self, stride: int, seed: int) -> list[tuple[str, str, int, NDArray, NDArray]]:
+        """Return one in `stride` of the values, drawn at random, as arrays: name, unit, stride, errors and
         deviations. Regular ones would be the same atoms of each molecule."""
         drawn = {name: _drawn(pair, stride, seed) for name, pair in self._joined().items()}
         return [
-            (name, self._units[name], stride, error.tolist(), deviation.tolist())
+            (name, self._units[name], stride, error.numpy(), deviation.numpy())
             for name, (error, deviation) in drawn.items()
         ]
 
-    def add_rows(self, rows: Iterable[tuple[str, str, int, list, list]]) -> None:
+    def add_rows(self, rows: Iterable[tuple[str, str, int, Any, Any]]) -> None:
         """Add the `rows` of other objects, and keep as few of all as of those with the largest stride."""
         for name, unit, stride, *values in rows:
             if stride > self._stride:
                 part = stride // self._stride
                 self._rows = {own: [_drawn(pair, part, stride)] for own, pair in self._joined().items()}
                 self._stride = stride
-            if values[0]:
-                error, deviation = (torch.tensor(value, dtype=torch.float64) for value in values)
+            if len(values[0]):
+                error, deviation = (torch.as_tensor(value, dtype=torch.float64) for value in values)
                 self.add(name, error, deviation, unit)
 
     def summary(self) -> dict[str, Any]:
