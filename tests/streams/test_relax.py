@@ -545,6 +545,7 @@ def test_a_run_without_a_finished_record_hinders_no_other(small, tmp_path, monke
         (["in.xyz", "out.xyz", "--devices", "gpu"], "cannot be used here"),
         (["in.xyz", "in.xyz"], "is read by this command"),
         (["none.xyz", "out.xyz"], "no such file"),
+        (["in.xyz@0:3", "out.xyz"], "in.xyz@0:3: no such file; in.xyz is read as a whole, without @"),
         (["in.xyz", "out.pdb"], "must end in .sdf or .xyz"),
         (["in.xyz", "out.xyz", "--devices", ","], "devices: name at least one"),
         (["in.xyz", "out.xyz", "--dask", "tcp://127.0.0.1:1", "--devices", "cpu,cpu"], "each worker uses one device"),

@@ -218,7 +218,9 @@ class RecordFile:
     def __init__(self, path: str):
         self.path = path
         if not Path(path).is_file():
-            raise FileNotFoundError(f"{path}: no such file")
+            whole = path.rpartition("@")[0]
+            hint = f"; {whole} is read as a whole, without @" if whole and Path(whole).is_file() else ""
+            raise FileNotFoundError(f"{path}: no such file{hint}")
         require_plain(path)
         suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in (".gz", ".bz2", ".xz")]
         suffix = suffixes[-1] if suffixes else ""
