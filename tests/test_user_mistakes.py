@@ -47,7 +47,7 @@ def folder(tmp_path, monkeypatch):
         (["card", "empty.tmn"], "not a torchmdnet2 model file, or cut short; it is empty"),
         (
             ["card", "ensemble.json"],
-            "a list of models is read by `evaluate`, `scan` and Ensemble.load: give one of its",
+            "a list of models is read by `evaluate`, `score`, `relax`, `scan` and Ensemble.load: give one of its",
         ),
         (["train", "my.yaml", "--set", "data.units={energy:eV}"], "a space after the colon, as in {energy: eV}"),
         (["card", "weights.pt"], "`torchmdnet2 import` converts checkpoints of TorchMD-Net"),

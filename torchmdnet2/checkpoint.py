@@ -288,7 +288,10 @@ def _of_others(path: str | os.PathLike, blob: bytes) -> str:
     if not blob:
         return "; it is empty"
     if str(path).endswith(".json"):
-        return "; a list of models is read by `evaluate`, `scan` and Ensemble.load: give one of its models here"
+        return (
+            "; a list of models is read by `evaluate`, `score`, `relax`, `scan` and Ensemble.load: give one of its "
+            "models here"
+        )
     if blob.startswith((b"PK\x03\x04", b"\x80")):  # the archives and pickles of PyTorch
         return "; `torchmdnet2 import` converts checkpoints of TorchMD-Net, and files of AIMNet2 (.jpt)"
     return ""
