@@ -20,6 +20,7 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
+from torchmdnet2.core import stated, stated_words
 from torchmdnet2.core.stated import charge_and_spin, whole_number
 from torchmdnet2.data import AseDataset, Sample, open_dataset, read_structures
 from torchmdnet2.data.check import check_batch
@@ -793,3 +794,27 @@ def test_something_else_than_a_structure_is_a_type_error(potential, given, use):
 def test_several_numbers_as_the_charge_are_an_error():
     with pytest.raises(BadData, match="charge must be a whole number"):
         charge_and_spin(oxalate(charge=[0, 0, 0, -1, 0, -1]))
+
+
+def test_frames_that_state_nothing_are_skipped_only_if_they_do(monkeypatch):
+    """The quick way past plain numbers, for entries of all names and kinds that mean something somewhere."""
+    names = [*stated_words._CHARGE, *stated_words._SPIN, *stated_words._UNPAIRED, *stated._SYMBOLS, "z", "Z", "ion"]
+    names += ["q", "n_electrons", "n_alpha", "nbeta", "energy", "forces", "my_charge", "smiles", "comment", "units", 3]
+    values = [-2, 2.0, np.float64(3), np.int64(-1), np.array([1, 2]), np.zeros((2, 3)), None, True, np.True_, "NH4+"]
+    values += [{"charge": 1}]
+    infos = [{name: value} for name in names for value in values]
+    infos += [{"nalpha": 5, "nbeta": value, "energy": 1.5} for value in values]
+
+    def found(info):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                result = stated.statements(info, {}, numbers=np.array([7, 1, 1, 1, 1]))
+            except BadData as error:
+                result = str(error)
+        return result, [str(one.message) for one in caught]
+
+    quick = [found(info) for info in infos]
+    skipped = sum(stated._is_mute(name) for name in names)
+    monkeypatch.setattr(stated, "_is_mute", lambda name: False)
+    assert [found(info) for info in infos] == quick and skipped == 4

@@ -3,6 +3,8 @@
 import bz2
 import gzip
 import lzma
+import random
+import re
 import sqlite3
 
 import ase.db
@@ -12,7 +14,7 @@ import pytest
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from torchmdnet2.data import AseDataset, open_dataset
+from torchmdnet2.data import AseDataset, extxyz, open_dataset
 from torchmdnet2.data import ase_formats as module
 from torchmdnet2.data.ase_formats import _frame
 from torchmdnet2.data.extxyz import read_extxyz
@@ -250,3 +252,41 @@ def test_labels_in_other_letters_are_suggested(tmp_path, other, key):
         open_dataset(tmp_path / "a.xyz")
     with pytest.raises(BadData, match=f"no frame has '{key}', which is the key of {key}, did you mean '{other}'"):
         open_dataset(tmp_path / "a.xyz", keys={key: key})
+
+
+WORDS = [
+    "energy=-1.5", "energy=-7", "E=+1e-3", "E(eV)=2.50E+02", "free-energy=-.5", "x=5.", "n=007", "n=1_0",
+    f"big={10**20}", "uid=1.5", "Uid=12", "stress=1.5", "virial=3", "Lattice=2.5", "step=12", "flag", "pbc=T",
+    'pbc="T T F"', "a=1.5=2.5", "note=a=1.5", 'note="b=1.5 c=2"', "note='b=1.5 c=2'", "it's", '"', "{a=1.5}",
+    "v={1 2.5}", "m=[[1, 2], [3, 4]]", "\\x=1.5", "a = 2.5", "b= 3.5", "= 4.5", "y =", "charge: -2; mult=1.5",
+    "charge:1", "1 1", "cell: 8 8 8.5", "cell=8.5", "cell=-8.5 8 8", "box=8.0 8.0 8.0", "a=8.5 b=9 c=7.0",
+    "a=-8.5 b=9 c=7.0", "a=8e1 b=9 c=7.0", 'box="8 8 8"', "f=1.0D+02", 'stress="1 2 3 4 5 6 7 8 9"',
+    'json="_JSON {\\"a\\": 1}"', "z\xa0w=1.5", "x=\u0661.5", "energy=-2.25", "energy", "e=1e999",
+    'Lattice="9 0 0 0 8 0 0 0 7"', "Properties=species:S:1:pos:R:3:forces:R:3", 'q"r"=1.5', 's="t"u=2.5', "name=H2O",
+    "pbc=1.5",
+]  # fmt: skip
+
+
+def content(parse, comment):
+    """What a comment line gives, with the types of its values, or its error."""
+    try:
+        info, *more = parse(comment)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return repr(error)
+    return [(key, type(value), getattr(value, "dtype", None), repr(value)) for key, value in info.items()], more
+
+
+def test_lines_that_differ_in_numbers_are_parsed_as_any_other():
+    draw, quick = random.Random(3), 0
+    for _ in range(4000):
+        comment = " ".join(draw.choices(WORDS, k=draw.randrange(6)))
+        extxyz._parsed.cache_clear()
+        for word in ("energy=-1.5", comment):  # the second time from what is known
+            expected = content(extxyz._parsed.__wrapped__, f"{comment} {word}")
+            assert content(extxyz._head, f"{comment} {word}") == expected, comment
+            assert content(extxyz._head, f"{comment} {word}") == expected, comment
+        number = re.sub(r"energy=-1.5$", "energy=-123.25", f"{comment} energy=-1.5")
+        known = extxyz._parsed.cache_info().misses
+        assert content(extxyz._head, number) == content(extxyz._parsed.__wrapped__, number), comment
+        quick += extxyz._parsed.cache_info().misses == known
+    assert quick > 500

@@ -145,6 +145,8 @@ def statements(
         BadData: an entry of a known name is not a whole number.
     """
     found: dict[str, list[Statement]] = {"charge": [], "spin": []}
+    if not arrays and all(_is_mute(key) and not isinstance(value, bool | str | Mapping) for key, value in info.items()):
+        return found  # most frames
     doubts: list[str] = []
     for key, value in info.items():
         kind = kind_of(key) if isinstance(key, str) else ""
@@ -206,6 +208,14 @@ def statements(
                 )
     warn(doubts, where, warned)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _is_mute(name: Any) -> bool:
+    """Return whether numbers under this name state nothing and are no reason to doubt."""
+    if not isinstance(name, str):
+        return False
+    return not (kind_of(name) or name in ("z", "Z", *_SYMBOLS) or _counts_electrons(name))
 
 
 def _of_nested(entries: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -499,12 +509,17 @@ def may_be_cell(name: str, values: Callable[[str], Any]) -> bool:
         name: of the entry.
         values: function that returns the values under this name.
     """
-    if re.sub(r"[\s-]+", "_", name.strip().lower()) not in _CELLS:
+    if not _names_cell(name):
         return False
     numbers = values(name)
     if getattr(numbers, "dtype", np.dtype(object)).kind not in "iuf":
         return False
     return np.shape(numbers)[-1:] in ((3,), (6,), (9,)) and bool(np.any(numbers))
+
+
+@lru_cache(maxsize=1024)
+def _names_cell(name: str) -> bool:
+    return re.sub(r"[\s-]+", "_", name.strip().lower()) in _CELLS
 
 
 def no_cell(cell: Any, pbc: Any = True) -> bool:
@@ -514,7 +529,7 @@ def no_cell(cell: Any, pbc: Any = True) -> bool:
         cell: [3, 3] Å, lattice vectors as rows.
         pbc: periodic along each of them.
     """
-    return bool(np.all(pbc)) and bool((np.abs(np.asarray(cell) - _CUBE) < 1e-3).all())
+    return bool(np.asarray(pbc).all()) and bool((np.abs(np.asarray(cell) - _CUBE) < 1e-3).all())
 
 
 _CUBE = np.eye(3)

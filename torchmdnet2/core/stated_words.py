@@ -397,6 +397,8 @@ def stated_units(entries: Mapping[str, Any], keys: Mapping[str, str] | None = No
     Returns:
         Of "energy", "forces", "stress", "virial", "dipole", "length" and "cell" those that are stated.
     """
+    if not any(isinstance(key, str) and "unit" in key.lower() for key in entries):
+        return {}
     found: dict[str, StatedUnit] = {}
     own = {plain_name(key): label for label, key in (keys or {}).items() if label in _KINDS}
     of_own = {}

@@ -13,7 +13,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
+from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -503,7 +504,7 @@ def _shaped(name: str, value: np.ndarray, num_atoms: int) -> np.ndarray:
     if name == "stress" and value.shape == (6,):
         return full_tensor(value)[None]
     shape = LABELS[name].shape(num_atoms)
-    if not LABELS[name].per_atom and value.size == np.prod(shape):
+    if not LABELS[name].per_atom and value.size == prod(shape):
         return value.reshape(shape)
     return value
 
@@ -518,6 +519,13 @@ _FREE = re.compile(r"(^|_)free_?energy$|(^|_)energy_?free$", re.I)
 _CONVERGED = re.compile(r"^((scf|electronic|electrons?|elec|dft|is)_?)?converged$", re.I)
 _UNCONVERGED = re.compile(r"^((scf|electronic|electrons?|elec|dft|is)_?)?(not_?|un)converged$", re.I)
 _DIFFERENT = 1e-4  # eV
+
+
+@lru_cache(maxsize=1024)
+def _doubtful(name: str) -> tuple[bool | None, bool]:
+    """Return the value of an entry that says that a calculation did not converge, and whether it is a free energy."""
+    said = True if _UNCONVERGED.search(name) else False if _CONVERGED.search(name) else None
+    return said, bool(_FREE.search(name))
 
 
 class Doubts:
@@ -542,11 +550,11 @@ class Doubts:
             frame: number of the frame.
         """
         for name, value in entries.items():
-            said = True if _UNCONVERGED.search(name) else False if _CONVERGED.search(name) else None
+            said, free = _doubtful(name)
             if said is not None and _flag(value) is said:
                 count, first = self._unconverged.get(name, (0, frame))
                 self._unconverged[name] = count + 1, first
-            elif energy is not None and energy in entries and name != energy and _FREE.search(name):
+            elif free and energy is not None and energy in entries and name != energy:
                 difference = factor * abs(_number(value) - _number(entries[energy]))
                 if difference > _DIFFERENT:
                     most, count = self._other.get((str(energy), name), (0.0, 0))

@@ -155,12 +155,14 @@ def _raw_frames(
         ahead: list[str] = []  # lines that were taken for atoms
 
         def take(count: int) -> list[str]:
+            if not ahead:
+                return list(islice(file, count))
             found = ahead[:count]
             del ahead[:count]
             return found + list(islice(file, count - len(found)))
 
         def line() -> str:
-            return "".join(take(1))
+            return ahead.pop(0) if ahead else next(file, "")
 
         def tell() -> None:
             if read is not None and bytes_of_file:
@@ -180,8 +182,8 @@ def _raw_frames(
                     continue
                 comment = line()
                 lines = take(size)
-                begins = next((k for k, text in enumerate(lines) if text.strip().isdigit()), None)
-                if begins is not None:
+                if any(map(str.isdigit, map(str.strip, lines))):
+                    begins = next(k for k, text in enumerate(lines) if text.strip().isdigit())
                     ahead[:0] = lines[begins:]
                 head = line()
                 vectors = []  # ADF writes them in separate lines
@@ -286,23 +288,73 @@ def _few(line: str) -> str:
     return ": is the number of atoms of the frame before right?" if len(words) > 3 and words[0].isalpha() else ""
 
 
-def _info(comment: str) -> dict[str, Any]:
-    """Parse a comment line. A stress or virial without nine numbers stays unchanged."""
-    return {key: deepcopy(value) if isinstance(value, list | dict | np.ndarray) else value
-            for key, value in _parsed(comment).items()}  # fmt: skip
+class _Head(NamedTuple):
+    """A parsed comment line.
+
+    Attributes:
+        info: its entries. A stress or virial without nine numbers is unchanged.
+        refused: the reason why the cell that it seems to state is refused, if there is no other; "": none.
+        doubt: a warning of free text that may state a cell; "": none.
+    """
+
+    info: dict[str, Any]
+    refused: str
+    doubt: str
+
+
+def _head(comment: str) -> _Head:
+    """Parse a comment line.
+
+    Lines that differ in the numbers of entries alone, as `energy=-1.5`, are parsed once, since that takes as long as
+    all atoms of a molecule.
+    """
+    numbers: dict[str, np.number] = {}
+
+    def digit(found: re.Match[str]) -> str:
+        quoted, name, sign, whole, part, exponent = found.groups()
+        if quoted:
+            return quoted
+        word = sign + whole + part + exponent
+        numbers[name] = np.float64(word) if part or exponent else np.int_(word)
+        return f"{name}={sign}{'0.5' if part else 5}{exponent}"
+
+    head = _parsed(comment if _UNUSUAL.search(comment) else _NUMBER.sub(digit, comment))
+    if any(type(head.info.get(name)) is not type(number) for name, number in numbers.items()):  # part of another entry
+        head, numbers = _parsed(comment), {}
+    return head._replace(info={key: _copied(value) for key, value in head.info.items()} | numbers)
+
+
+_NUMBER = re.compile(r'("[^"]*")|(?<!\S)([^\s="]+)=([+-]?)([0-9]{1,15})((?:\.[0-9]+)?)((?:[eE][+-]?[0-9]{1,2})?)(?!\S)')
+_UNUSUAL = re.compile(r"[\\'{\[]")  # other quotes
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, list) and all(type(one) is bool for one in value):
+        return [*value]
+    return deepcopy(value) if isinstance(value, list | dict) else value
 
 
 @lru_cache(maxsize=64)
-def _parsed(comment: str) -> dict[str, Any]:
-    """Parse as `_info`, with one dictionary for equal lines, since many frames of a file may have the same one."""
+def _parsed(comment: str) -> _Head:
+    """Parse as `_head`, with one result for equal lines, since many frames of a file may have the same one."""
     from ase.io.extxyz import key_val_str_to_dict
 
+    comment = _tidied(comment)
     quoted = _NESTED.sub(lambda found: found[1] or f'"{found[2]}"', comment)
-    found = key_val_str_to_dict(_TENSOR.sub(_MARK + r"\1", quoted))
+    found = key_val_str_to_dict(_TENSOR.sub(_MARK + r"\1", quoted)) if comment else {}
     for key in [key for key in found if key.startswith(_MARK)]:
         value = found.pop(key)
         found[key[1:]] = value.reshape(3, 3, order="F") if getattr(value, "shape", ()) == (9,) else value
-    return {key: _plain(value.replace(_MARK, "")) if isinstance(value, str) else value for key, value in found.items()}
+    if found:
+        _check_keys(comment)
+    info = {key: _plain(value.replace(_MARK, "")) if isinstance(value, str) else value for key, value in found.items()}
+    return _Head(info, *_cells_in(info, comment))
+
+
+def _check_keys(comment: str) -> None:
+    _check_names(_KEY.findall(_QUOTED.sub("", comment)))
 
 
 def _plain(text: str) -> Any:
@@ -350,22 +402,21 @@ _CELL = re.compile(
 """A cell in free text: `cell: 8 8 8 90 90 90`, `unitcell {8 8 8}`, `a=8 b=8 c=8`."""
 
 
-def _refuse_cells(info: Mapping[str, Any], comment: str) -> None:
-    """Refuse a cell under another name than Lattice, since it would have no effect; warn of one in free text."""
-    for name, value in info.items():
-        if may_be_cell(name, info.__getitem__) and np.size(value) <= 9:
-            raise ValueError(
-                f"'{name}' is not read as a cell: write it as Lattice=\"ax ay az bx by bz cx cy cz\", or leave it "
-                "out for a molecule"
-            )
-    if found := _CELL.search(comment):
-        name = re.split(r"\W*\d", found[0])[0]  # without numbers, which may differ in each frame
-        warnings.warn(
-            f"'{name} …' in a comment line is not read: if it is a cell, write it as "
-            'Lattice="ax ay az bx by bz cx cy cz"',
-            StructureWarning,
-            stacklevel=4,
-        )
+def _cells_in(info: Mapping[str, Any], comment: str) -> tuple[str, str]:
+    """Return why a cell under another name than Lattice is refused, since it would have no effect, and a warning of one
+    in free text; "" if there is none."""
+    refused = next((
+        f"'{name}' is not read as a cell: write it as Lattice=\"ax ay az bx by bz cx cy cz\", or leave it out for a "
+        "molecule"
+        for name, value in info.items() if may_be_cell(name, info.__getitem__) and np.size(value) <= 9
+    ), "")  # fmt: skip
+    found = _CELL.search(comment)
+    if found is None:
+        return refused, ""
+    name = re.split(r"\W*\d", found[0])[0]  # without numbers, which may differ in each frame
+    return refused, (
+        f"'{name} …' in a comment line is not read: if it is a cell, write it as Lattice=\"ax ay az bx by bz cx cy cz\""
+    )
 
 
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
@@ -374,19 +425,20 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
             f"the file was cut off: it ends after {len(lines)} of {size} atoms, or the number of atoms where the frame "
             "begins is too large"
         )
-    comment = _tidied(comment)
-    info: dict[str, Any] = {"comment": comment} if vectors else _info(comment) if comment else {}
-    _check_names(_KEY.findall(_QUOTED.sub("", comment)) if info else [])
+    if vectors:
+        comment = _tidied(comment)
+        _check_keys(comment)
+    info, refused, doubt = _Head({"comment": comment}, "", "") if vectors else _head(comment)
     rows = [line.split() for line in lines]
     properties = info.pop("Properties", None)
     if properties is None:
         properties = _WITH_CHARGES if not vectors and _fifth(rows) else _PLAIN
     columns = _columns(str(properties))
     width = columns[-1].first + columns[-1].width
-    for k, row in enumerate(rows):
-        if len(row) < width:
-            many = f": is the number of atoms, {size}, too large?" if len(row) < 2 else ""
-            raise ValueError(f"atom {k} has {len(row)} of its {width} columns{many}")
+    if min(map(len, rows), default=width) < width:
+        k = next(k for k, row in enumerate(rows) if len(row) < width)
+        many = f": is the number of atoms, {size}, too large?" if len(rows[k]) < 2 else ""
+        raise ValueError(f"atom {k} has {len(rows[k])} of its {width} columns{many}")
     arrays = {column.name: _values(rows, column) for column in columns}
     if lines and not lines[-1].endswith("\n"):
         _check_last(rows)
@@ -403,8 +455,10 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     if positions is None or positions.shape != (size, 3):
         raise ValueError("Properties has no positions (pos:R:3)")
     lattice, periodic = info.pop("Lattice", None), info.pop("pbc", None)
-    if lattice is None and not vectors:
-        _refuse_cells(info, comment)
+    if lattice is None and refused:
+        raise ValueError(refused)
+    if lattice is None and doubt:
+        warnings.warn(doubt, StructureWarning, stacklevel=3)
     if vectors:
         lattice = np.array([line.split()[1:] for line in vectors], dtype=float).T
     cell: np.ndarray = np.zeros((3, 3))
@@ -417,7 +471,8 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
         raise ValueError(f'pbc must be three of T and F, as in pbc="T T F", not {periodic}')
     entries = {name: values for name, values in arrays.items() if name not in STRUCTURE and name != "symbols"}
     stated = {name: values for name, values in arrays.items() if name in ("initial_charges", "initial_magmoms")}
-    return Frame(numbers, positions, cell, np.broadcast_to(pbc.astype(bool), 3), {**entries, **info}, stated)
+    pbc = pbc.astype(bool) if pbc.shape else np.full(3, pbc.item(), dtype=bool)
+    return Frame(numbers, positions, cell, pbc, {**entries, **info}, stated)
 
 
 def structure_of(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> tuple[Atoms, dict[int, str]]:
@@ -493,6 +548,13 @@ def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
     """Return a column [N], or several columns [N, count]."""
     part, end = column.first, column.first + column.width
     read = _READ[column.kind]
+    if column.kind == "R" and rows:
+        words = [word for row in rows for word in row[part:end]]
+        try:
+            numbers = np.array([*map(float, words)])
+        except ValueError:  # as Fortran writes them
+            numbers = np.array([*map(real, words)])
+        return numbers if column.width == 1 else numbers.reshape(len(rows), column.width)
     if column.width == 1:
         return np.array([read(row[part]) for row in rows])
     return np.array([list(map(read, row[part:end])) for row in rows]).reshape(len(rows), column.width)
@@ -501,7 +563,15 @@ def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
 def _numbers(symbols: np.ndarray | None) -> np.ndarray:
     if symbols is None:
         raise ValueError("Properties has neither elements (species:S:1) nor atomic numbers (Z:I:1)")
-    return numbers_of(symbols.tolist())
+    if symbols.ndim != 1:
+        return numbers_of(symbols.tolist())
+    return _numbers_of(tuple(symbols.tolist())).copy()
+
+
+@lru_cache(maxsize=64)
+def _numbers_of(symbols: tuple[str, ...]) -> np.ndarray:
+    """Return as `numbers_of`, with one array for equal symbols."""
+    return numbers_of(symbols)
 
 
 def numbers_of(symbols: Sequence[str]) -> np.ndarray:
