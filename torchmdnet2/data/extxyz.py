@@ -9,6 +9,7 @@ import io
 import os
 import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -211,32 +212,35 @@ def cut_xyz(text: bytes) -> tuple[list[int], bool]:
     """
     found: list[int] = []
     codes = np.frombuffer(text, np.uint8)
-    ends, points = np.flatnonzero(codes == ord("\n")), np.flatnonzero(codes == ord("."))
-    starts = [0, *(ends + 1).tolist()]
-    pointed = [0, *np.cumsum(np.diff(np.searchsorted(points, ends), prepend=0) > 0).tolist()]  # lines so far
-    whole, line = len(ends), 0
-    if text.count(b"\r", 0, starts[-1]) != text.count(b"\r\n", 0, starts[-1]):
+    begins = np.concatenate([[0], np.flatnonzero(codes == ord("\n")) + 1])
+    starts, whole = begins.tolist(), len(begins) - 1
+    pointed = np.logical_or.reduceat(codes[: starts[-1]] == ord("."), begins[:-1]) if whole else np.ones(0, bool)
+    other = [*np.flatnonzero(~pointed).tolist(), len(begins)]  # lines without a point
+    returns = text.count(b"\r", 0, starts[-1])
+    if returns and returns != text.count(b"\r\n", 0, starts[-1]):
         return found, True
+
+    def word(line: int) -> bytes:
+        return text[starts[line] : starts[line + 1]].strip()
+
+    line = 0
+    head = word(0).removeprefix(BOM.encode()) if whole else b""  # only the first text of a file begins with a mark
     while True:
-        while line < whole and not text[starts[line] : starts[line + 1]].strip():
+        while not head:
             line += 1
-        if line == whole:
-            return found, False
-        head = text[starts[line] : starts[line + 1]].strip()
-        if line == 0:  # only the first text of a file begins with a mark
-            head = head.removeprefix(BOM.encode())
+            if line >= whole:
+                return found, False
+            head = word(line)
         if not is_count(head):
             return found, True
         first, last = line + 2, line + 2 + int(head)
-        known = min(last, whole)
-        if known > first and pointed[known] - pointed[first] < known - first:
+        if other[bisect_left(other, first)] < min(last, whole):
             return found, True
         if last >= whole:
             return found, False
-        following = text[starts[last] : starts[last + 1]].strip()
-        if following and not following.isdigit():
+        line, head = last, word(last)
+        if head and not head.isdigit():
             return found, True
-        line = last
         found.append(starts[last])
 
 
