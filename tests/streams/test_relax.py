@@ -792,7 +792,7 @@ def test_a_run_in_memory_continues_only_with_the_same_structures(tmp_path, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Journal, "commit", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="the same command continues after 2 records"):
         run_with(starts, potential)
     monkeypatch.setattr(Journal, "commit", commit)
     for other in ((rattled(size=0.1), potential), (starts, tiny_potential(noise=0.03))):

@@ -469,6 +469,11 @@ def _stream(
             if is_hdf5(path) and journal.done:
                 convert_to_hdf5(results, path)
             finished = True
+        except KeyboardInterrupt as stop:
+            if journal.done:
+                words = f"interrupted: the same command continues after {journal.done} records"
+                raise KeyboardInterrupt(words) from stop
+            raise
         finally:
             journal.close(finished)
         for temporary in [*([rows] if report else []), *([results] if results != path else [])]:
