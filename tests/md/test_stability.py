@@ -198,7 +198,7 @@ def test_an_explosion_is_told_by_the_guard(potential, bonded):
     assert run.broken_at == 0 and "force" in run.reason and "replica" not in run.reason
     assert len(run.frames) == 1 and np.array_equal(run.frames[0].positions, near.positions)
     overlapping = Atoms("H2", [[0, 0, 0], [0, 0, 0.2]])
-    with pytest.raises(Unphysical, match=r"frame 1: atom 0 \(H\) and atom 1 \(H\) are 0.200 Å apart"):
+    with pytest.raises(Unphysical, match=r"frame 0: atom 0 \(H\) and atom 1 \(H\) are 0.200 Å apart"):
         check_stability(potential, [overlapping] * 2, [300], replicas=2)
     with pytest.warns(StructureWarning, match=r"1 of 4 frames could not be used; the first: frame 2: .* 0.200 Å apart"):
         report = check_stability(potential, [H2, OH, overlapping, H2], [300], time=0.01, replicas=3)

@@ -358,12 +358,12 @@ def test_licence_and_sources_of_the_start_are_in_the_card(raw, base, tmp_path):
 
     header = trained("start", folder=str(tmp_path / "first"))
     card = model_card(header["config"], header["metadata"])
-    assert "| Licence of the model | MIT (that of the start) |" in card
+    assert "| Licence of the model | MIT, that of the start |" in card
     assert "| Citation of the data | not stated |" in card
     assert "start.tmn were the start" in card and "Teacher: A. Author" in card and "Meant for" not in card
     (tmp_path / "first" / "best.tmn").rename(tmp_path / "second.tmn")
     metadata = trained("second", folder=str(tmp_path / "again"))["metadata"]
-    assert metadata["licence"] == "MIT (that of the start)" and "A. Author" in metadata["about"]["Start"]
+    assert metadata["licence"] == "MIT, that of the start" and "A. Author" in metadata["about"]["Start"]
     metadata = trained("start", folder=str(tmp_path / "own"), licence="CC0")["metadata"]
     assert metadata["licence"] == "CC0" and "A. Author" in metadata["about"]["Start"]
 

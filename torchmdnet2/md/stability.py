@@ -614,7 +614,7 @@ def _starts(
                 errors.append(error)
                 usable.remove(k)
                 if not usable:
-                    raise
+                    raise errors[0] from None
     if errors:
         words = f"{len(errors)} of {len(frames)} frames could not be used; the first: {errors[0]}"
         warnings.warn(words, StructureWarning, stacklevel=3)

@@ -39,7 +39,7 @@ _SAME_LEVEL = 0.3  # eV; between functionals, energies of atoms such as carbon a
 NOT_STATED = "not stated"
 _OF_DATA = ("Level of theory", "Licence", "Citation")
 _SECTIONS = ("Cite", "Source", "Teacher", "Training data", "Start")  # of a card, that say where weights come from
-_INHERITED = " (that of the start)"
+_INHERITED = ", that of the start"
 
 
 def fine_tuned(
