@@ -10,7 +10,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
 from torchmdnet2 import System, checkpoint
-from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.errors import BadConfig, BadData, UndeterminedEnergyWarning
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
@@ -85,6 +85,19 @@ def test_labels_are_those_of_the_model_as_it_starts(raw, general):
     mixed = train.batch([0, 30]).sample.labels["charges"]
     assert mixed.isnan().any() and mixed.isfinite().any()
     assert train.name(30).endswith("(replay)")
+
+
+def test_energies_of_elements_that_only_replay_has_are_not_of_the_new_level(raw, general, tmp_path):
+    """Reference energies are fitted to the new frames alone, of oxygen and hydrogen: the log and the model say so."""
+    mine = [atoms for atoms in read(raw["data"]["train"], ":") if 6 not in atoms.numbers]
+    write(tmp_path / "water.xyz", mine, format="extxyz")
+    raw["data"].update(train=str(tmp_path / "water.xyz"), split={"validation": 1, "test": 0})
+    setup = make_setup(parse_config(raw))
+    (said,) = (note for note in setup.notes if "do not determine the reference energies of" in note)
+    assert "C" in said.partition("energies of ")[2].partition(", only")[0].split(", ")
+    other = next(atoms for atoms in read(general, ":") if 6 in atoms.numbers)
+    with pytest.warns(UndeterminedEnergyWarning, match="do not determine the reference energy of that composition"):
+        setup.potential.eval()(System.from_ase(other))
 
 
 @pytest.mark.parametrize("packed", [True, False])
