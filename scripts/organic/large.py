@@ -97,10 +97,10 @@ def frames(options: argparse.Namespace) -> None:
         print(f"{subset}: {len(images)} structures")
 
 
-def errors_of(evaluator: Evaluator, scan: Scan, device: str) -> tuple[float, float]:
-    """Errors of a scan in kcal/mol: mean |ΔE − ΔE_ref| relative to the reference's lowest point, and that of highest −
-    lowest energy."""
-    computed = energies_of(evaluator, scan, device)
+def errors_of(evaluators: list[Evaluator], scan: Scan, device: str) -> tuple[float, float]:
+    """Errors of a scan by the mean of the evaluators' energies, in kcal/mol: mean |ΔE − ΔE_ref| relative to the
+    reference's lowest point, and that of highest − lowest energy."""
+    computed = np.mean([energies_of(evaluator, scan, device) for evaluator in evaluators], 0)
     lowest = int(scan.energies.argmin())
     profile = np.abs((computed - computed[lowest]) - (scan.energies - scan.energies[lowest])).mean()
     barrier = abs(np.ptp(computed) - np.ptp(scan.energies))
@@ -113,8 +113,8 @@ def errors(options: argparse.Namespace) -> None:
     print(f"{len(scans)} scans, {options.subset}; kcal/mol\n{'model':40s} {'profile':>8s} {'barrier':>8s}")
     found = {}
     for model in options.models:
-        evaluator = Evaluator(load(model, options.device), graphs=False)
-        rows = np.array([errors_of(evaluator, scan, options.device) for scan in scans])
+        evaluators = [Evaluator(load(name, options.device), graphs=False) for name in model.split(",")]
+        rows = np.array([errors_of(evaluators, scan, options.device) for scan in scans])
         profile, barrier = rows.mean(0).tolist()
         found[model] = {"scans": len(scans), "profile": profile, "barrier": barrier}
         print(f"{model:40s} {profile:8.3f} {barrier:8.3f}", flush=True)
@@ -131,7 +131,7 @@ def main() -> None:
     one.add_argument("--model", default="aimnet2", help="gives the mean energy of each scan")
     other = verbs.add_parser("errors", help=errors.__doc__)
     other.add_argument("scans", type=Path, help="torsions.npz")
-    other.add_argument("models", nargs="+", help=".tmn files or names")
+    other.add_argument("models", nargs="+", help=".tmn files or names; several with commas: their mean")
     other.add_argument("--subset", choices=SUBSETS, default="validation", help="choose models on validation")
     other.add_argument("--every", type=int, default=1, help="take every n-th scan")
     other.add_argument("--json", type=Path)
