@@ -408,7 +408,7 @@ def test_batches_as_on_a_gpu_give_the_same(folder, models, size):
         assert plain.keys() == filled.keys()
         for name in plain:
             np.testing.assert_allclose(filled[name], plain[name], rtol=1e-4, atol=1e-6)
-    one, two = (read(io.StringIO(block.written().text), ":", format="extxyz") for block in found)
+    one, two = (read(io.StringIO(block.written().text.decode()), ":", format="extxyz") for block in found)
     assert [atoms.info["frame"] for atoms in two] == [f"frame {k}" for k in range(1, 40)]
     for plain, filled in zip(one, two, strict=True):
         np.testing.assert_allclose(filled.get_forces(), plain.get_forces(), atol=2e-5)

@@ -6,11 +6,13 @@ Reading, computing and writing overlap, and the order is kept. An interrupted ru
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 import uuid
 import warnings
 from collections import deque
@@ -40,7 +42,8 @@ __all__ = [
 ]  # fmt: skip
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
-_HELPERS = 16  # processes beside GPUs
+_HELPERS = 24  # processes beside GPUs
+_EVERY = 0.25  # s between states of a run on the disk
 _AHEAD = 2  # number of blocks that wait for each device
 _RESUME = "the results so far are written, and the same command continues from there"
 _Item = TypeVar("_Item")
@@ -161,9 +164,7 @@ def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Poo
     context = _context(module)
     begun = context.Event()
     executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun,))
-    with _ended(executor), _in_words(begun.is_set):
-        for _ in range(count):  # processes are started when there is something to do
-            executor.submit(int)
+    with _ended(executor), _in_words(begun.is_set), _started(executor, count):
 
         def submit(work: Work, quick: bool, block: Any) -> Future[Any] | _WithWarnings:
             return (
@@ -222,13 +223,59 @@ def through(
             process that computes a block does all.
         slow: True if preparing a block takes so long that it is left to the helpers from the first one on.
     """
+    with _one_thread(devices, dask):
+        yield from _through(blocks, stages, devices, module, helpers, slow, dask)
+
+
+@contextmanager
+def _one_thread(devices: Sequence[str], dask: object) -> Iterator[None]:
+    """Give this process one thread for numbers while it passes on what others compute: waiting threads take all
+    cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    if len(devices) > 1 or devices[0] != "cpu" or dask is not None:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _through(
+    blocks: Iterable[Any],
+    stages: Stages,
+    devices: list[str],
+    module: str,
+    helpers: int,
+    slow: bool,
+    dask: str | Client | None,
+) -> Iterator[Any]:
     if not helpers or not may_have_children():
         with devices_pool(stages.whole, devices, dask, module=module) as pool:
             yield from in_order(blocks, pool)
         return
-    with helpers_pool(helpers, module) as helping, devices_pool(stages.setup, devices, module=module) as pool:
+    # the device first: a thread loads the model while the processes start
+    with devices_pool(stages.setup, devices, module=module) as pool, helpers_pool(helpers, module) as helping:
         prepared = in_order(blocks, helping(stages.prepare, not slow))
         yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
+
+
+@contextmanager
+def _started(executor: ProcessPoolExecutor, count: int) -> Iterator[None]:
+    """Let a thread start all processes, which takes seconds, instead of one for each block that is submitted."""
+
+    def start() -> None:
+        with suppress(BrokenProcessPool):  # told where a result is requested
+            for _ in range(count):
+                executor.submit(int)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def left_text(seconds: float) -> str:
@@ -435,10 +482,10 @@ class _WithWarnings:
 class Journal:
     """Appends blocks to the files of a run, so that each block is complete or absent.
 
-    After each block, the number of finished records and the sizes of the files are written to `OUT.progress`. A run
-    that finds this file cuts the files to these sizes, which removes a partial block, and continues. The file is
-    removed at the end. A run that fails before its first block is written leaves nothing. No other run may write the
-    files meanwhile, see `core.files.claimed`.
+    After each block, but at most four times a second, the number of finished records and the sizes of the files are
+    written to `OUT.progress`. A run that finds this file cuts the files to these sizes, which removes a partial block,
+    and continues. The file is removed at the end. A run that fails before its first block is written leaves nothing. No
+    other run may write the files meanwhile, see `core.files.claimed`.
 
     Args:
         output: the file of results, which determines the name of the state.
@@ -463,6 +510,7 @@ class Journal:
         self._files = [open(path, "ab", buffering=0) for path in self._paths]
         for file, size in zip(self._files, sizes, strict=True):
             file.truncate(size)
+        self._sizes, self._saved, self._is_saved = sizes, -math.inf, True
 
     def _resume(self) -> tuple[int, list[int]]:
         found = json.loads(self._state.read_text()) if self._state.exists() else None
@@ -501,8 +549,8 @@ class Journal:
         state = {"records": records, "sizes": sizes, "files": files, "kept": self.kept, "job": self._job}
         atomic_write(self._state, json.dumps(state, indent=1))
 
-    def commit(self, records: int, *texts: str, kept: Any = None) -> None:
-        """Append the results of a block, and wait for the disk.
+    def commit(self, records: int, *texts: str | bytes, kept: Any = None) -> None:
+        """Append the results of a block, and wait for the disk unless it has been waited for a moment ago.
 
         Args:
             records: number of records of the input in the block.
@@ -514,10 +562,17 @@ class Journal:
         """
         self.kept = kept
         for file, text in zip(self._files, texts, strict=True):
-            append(file, text.encode())
+            append(file, text.encode() if isinstance(text, str) else text)
+        self.done, self._is_saved = self.done + records, False
+        self._sizes = [file.tell() for file in self._files]  # of complete blocks
+        if time.monotonic() - self._saved > _EVERY:
+            self._sync()
+
+    def _sync(self) -> None:
+        for file in self._files:
             os.fsync(file.fileno())
-        self.done += records
-        self._save(self.done, [file.tell() for file in self._files])
+        self._save(self.done, self._sizes)
+        self._saved, self._is_saved = time.monotonic(), True
 
     def close(self, finished: bool, continues: bool = True) -> None:
         """Close the files; remove the state of a finished run, and all of a run that failed before its first block.
@@ -526,9 +581,11 @@ class Journal:
             finished: whether all blocks are written.
             continues: False for a run that failed so that it cannot be continued; all of it is removed.
         """
+        left = self.done and continues and not finished
+        if left and not self._is_saved:
+            self._sync()
         for file in self._files:
             file.close()
-        left = self.done and continues and not finished
         if not left:
             self._state.unlink()
         if not (finished or left):

@@ -334,11 +334,11 @@ class EvaluatedBlock:
     sums: list[dict[str, list]] = field(default_factory=list)
     spread: list[tuple[str, str, int, np.ndarray, np.ndarray]] = field(default_factory=list)
     predictions: list[Predictions] = field(default_factory=list)
-    text: str = ""
+    text: bytes = b""
 
     def written(self) -> EvaluatedBlock:
         """Return the block with its predictions as text."""
-        return replace(self, predictions=[], text="".join(found.text() for found in self.predictions))
+        return replace(self, predictions=[], text="".join(found.text() for found in self.predictions).encode())
 
 
 def members_of(models: Sequence[str], **opening: Any) -> list[Potential]:

@@ -260,7 +260,8 @@ class Predictions:
                 absent[key] = value.isnan().reshape(len(value), -1).all(1).cpu().numpy()
         return cls(
             {field.name: getattr(system, field.name).detach().numpy() for field in fields(System)}, names,
-            _as_arrays(values | whole), _as_arrays(atoms | per_atom), results, absent,
+            {name: value.double().numpy() for name, value in _on_cpu(values | whole)},
+            {name: value.numpy() for name, value in _on_cpu(atoms | per_atom)}, results, absent,
         )  # fmt: skip
 
     def infos(self) -> Iterator[dict[str, Any]]:
@@ -314,8 +315,8 @@ class Predictions:
         return "".join(extxyz_frames(system["z"], sizes, system["cell"], system["pbc"], arrays, self.infos()))
 
 
-def _as_arrays(values: Mapping[str, Tensor | None]) -> dict[str, NDArray]:
-    return {name: value.detach().double().cpu().numpy() for name, value in values.items() if value is not None}
+def _on_cpu(values: Mapping[str, Tensor | None]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, value.detach().cpu()) for name, value in values.items() if value is not None)
 
 
 # --- The spread of an ensemble, compared with its errors ---
