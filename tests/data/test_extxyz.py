@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.data import chemical_symbols
 
 from torchmdnet2.data import AseDataset, extxyz, open_dataset
 from torchmdnet2.data import ase_formats as module
@@ -290,3 +291,20 @@ def test_lines_that_differ_in_numbers_are_parsed_as_any_other():
         assert content(extxyz._head, number) == content(extxyz._parsed.__wrapped__, number), comment
         quick += extxyz._parsed.cache_info().misses == known
     assert quick > 500
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-8, 1e-4, 1.0, 30.0, 9000.0, 1e5, 1e60])
+def test_numbers_are_written_as_python_writes_them(scale):
+    """Correctly rounded, also ties, signed zeros and numbers that need more digits."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(0, scale, (3000, 9))
+    values[:500] = np.round(values[:500], 8) + rng.choice([0, 0.5e-8, -0.5e-8], (500, 9))
+    values[500] = [0.0, -0.0, 0.5e-8, -0.5e-8, 1.5e-8, 0.125, 1e-300, -1e-9, 9999.999999994]
+    values[501] = 2.0 ** -np.arange(3, 30, 3)
+    if scale == 9000:
+        values[502, :3] = np.nan, np.inf, -np.inf
+    numbers = rng.integers(0, 119, len(values))
+    line = "%-2s" + " %16.8f" * 9 + "\n"
+    lines = extxyz._lines(numbers, values)
+    for k, row in enumerate(values.tolist()):
+        assert lines(k, k + 1) == line % (chemical_symbols[numbers[k]], *row)

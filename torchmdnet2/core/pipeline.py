@@ -43,7 +43,6 @@ __all__ = [
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
 _HELPERS = 24  # processes beside GPUs
-_EVERY = 0.25  # s between states of a run on the disk
 _AHEAD = 2  # number of blocks that wait for each device
 _RESUME = "the results so far are written, and the same command continues from there"
 _Item = TypeVar("_Item")
@@ -482,10 +481,10 @@ class _WithWarnings:
 class Journal:
     """Appends blocks to the files of a run, so that each block is complete or absent.
 
-    After each block, but at most four times a second, the number of finished records and the sizes of the files are
-    written to `OUT.progress`. A run that finds this file cuts the files to these sizes, which removes a partial block,
-    and continues. The file is removed at the end. A run that fails before its first block is written leaves nothing. No
-    other run may write the files meanwhile, see `core.files.claimed`.
+    After each block, unless waiting for the disk would take more than a quarter of the time, the number of finished
+    records and the sizes of the files are written to `OUT.progress`. A run that finds this file cuts the files to these
+    sizes, which removes what came later, and continues. The file is removed at the end. A run that fails before its
+    first block is written leaves nothing. No other run may write the files meanwhile, see `core.files.claimed`.
 
     Args:
         output: the file of results, which determines the name of the state.
@@ -510,7 +509,7 @@ class Journal:
         self._files = [open(path, "ab", buffering=0) for path in self._paths]
         for file, size in zip(self._files, sizes, strict=True):
             file.truncate(size)
-        self._sizes, self._saved, self._is_saved = sizes, -math.inf, True
+        self._sizes, self._next, self._is_saved = sizes, -math.inf, True
 
     def _resume(self) -> tuple[int, list[int]]:
         found = json.loads(self._state.read_text()) if self._state.exists() else None
@@ -565,14 +564,16 @@ class Journal:
             append(file, text.encode() if isinstance(text, str) else text)
         self.done, self._is_saved = self.done + records, False
         self._sizes = [file.tell() for file in self._files]  # of complete blocks
-        if time.monotonic() - self._saved > _EVERY:
+        if time.monotonic() >= self._next:
             self._sync()
 
     def _sync(self) -> None:
+        began = time.monotonic()
         for file in self._files:
             os.fsync(file.fileno())
         self._save(self.done, self._sizes)
-        self._saved, self._is_saved = time.monotonic(), True
+        now = time.monotonic()
+        self._next, self._is_saved = now + 3 * (now - began), True
 
     def close(self, finished: bool, continues: bool = True) -> None:
         """Close the files; remove the state of a finished run, and all of a run that failed before its first block.

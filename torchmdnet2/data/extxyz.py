@@ -621,7 +621,6 @@ def extxyz_frames(
         arrays: name -> floating-point numbers [N] or [N, columns]; first "positions" [N, 3] in Å.
         infos: the entries of each structure.
     """
-    from ase.data import chemical_symbols
     from ase.io.extxyz import PROPERTY_NAME_MAP, key_val_dict_to_str
 
     columns = {
@@ -630,14 +629,63 @@ def extxyz_frames(
     }
     names = ":".join(["species:S:1", *(f"{name}:R:{value.shape[1]}" for name, value in columns.items())])
     values = np.concatenate([*columns.values()], 1)
-    line = "%-2s" + " %16.8f" * values.shape[1] + "\n"
+    lines = _lines(numbers, values)
     first = 0
     for k, info in enumerate(infos):
-        size = int(sizes[k])
-        symbols = [chemical_symbols[z] for z in numbers[first : first + size].tolist()]
-        rows = zip(symbols, values[first : first + size].tolist(), strict=True)
-        words = [word for symbol, row in rows for word in (symbol, *row)]
+        last = first + int(sizes[k])
         lattice = f'Lattice="{" ".join(map(str, cell[k].ravel()))}" ' if cell[k].any() else ""
         head = f"{lattice}Properties={names} {key_val_dict_to_str({**info, 'pbc': pbc[k]})}"
-        yield f"{size}\n{head}\n{(line * size) % tuple(words)}"
-        first += size
+        yield f"{sizes[k]}\n{head}\n{lines(first, last)}"
+        first = last
+
+
+def _lines(numbers: np.ndarray, values: np.ndarray) -> Callable[[int, int], str]:
+    """Return a function that returns the lines of atoms `first` … `last` − 1: the symbol, and each value as %16.8f.
+
+    Formatting all values together, digits from tables, takes a sixth of the time of Python's formatting.
+    """
+    # the nearest multiple of 1e-8: 1e8 has 19 bits, so that its products with both halves of a value are exact
+    with np.errstate(all="ignore"):  # large numbers, and those that are not finite, take the slow way
+        high = values.astype(np.float32).astype(np.float64)
+        high, low = high * 1e8, (values - high) * 1e8
+        whole = np.rint(high + low)
+        sign = np.sign((high - whole) + low)
+        whole += sign * ((sign * (high - whole) - 0.5) + sign * low > 0)  # where the sum was rounded to a half
+    if not (np.abs(whole) < _TABLE * 1e8).all():
+        line = "%-2s" + " %16.8f" * values.shape[1] + "\n"
+        symbols = _symbols()[0]
+        return lambda first, last: "".join(
+            line % (symbols[z], *row)
+            for z, row in zip(numbers[first:last].tolist(), values[first:last].tolist(), strict=True)
+        )
+    digits = np.abs(whole).astype(np.int64)
+    before, after = np.divmod(digits, 10**8)
+    text = np.empty((len(numbers), 3 + 17 * values.shape[1]), np.uint8)
+    text[:, :2], text[:, -1] = _symbols()[1][numbers], ord("\n")
+    columns = text[:, 2:-1].reshape(len(numbers), values.shape[1], 17)
+    fours, signed = _tables()
+    columns[:, :, 0], columns[:, :, 8] = ord(" "), ord(".")
+    columns[:, :, 1:8] = signed[np.signbit(values).astype(np.int64), before]
+    columns[:, :, 9:13], columns[:, :, 13:] = fours[after // 10**4], fours[after % 10**4]
+    return lambda first, last: text[first:last].tobytes().decode()
+
+
+_TABLE = 10**4
+
+
+@lru_cache(maxsize=1)
+def _tables() -> tuple[np.ndarray, np.ndarray]:
+    """Return the digits of 0 … 9999 [10⁴, 4], and as seven characters these numbers and their negatives [2, 10⁴, 7]."""
+    fours = "".join(f"{k:04d}" for k in range(_TABLE))
+    signed = "".join(f"{sign + str(k):>7}" for sign in ("", "-") for k in range(_TABLE))
+    return (np.frombuffer(fours.encode(), np.uint8).reshape(-1, 4),
+            np.frombuffer(signed.encode(), np.uint8).reshape(2, -1, 7))  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _symbols() -> tuple[list[str], np.ndarray]:
+    """Return the symbols of the elements, and their two characters [Z, 2]."""
+    from ase.data import chemical_symbols
+
+    text = "".join(f"{symbol:<2}" for symbol in chemical_symbols)
+    return chemical_symbols, np.frombuffer(text.encode(), np.uint8).reshape(-1, 2)
