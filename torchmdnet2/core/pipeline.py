@@ -481,10 +481,10 @@ class _WithWarnings:
 class Journal:
     """Appends blocks to the files of a run, so that each block is complete or absent.
 
-    After each block, unless waiting for the disk would take more than a quarter of the time, the number of finished
-    records and the sizes of the files are written to `OUT.progress`. A run that finds this file cuts the files to these
-    sizes, which removes what came later, and continues. The file is removed at the end. A run that fails before its
-    first block is written leaves nothing. No other run may write the files meanwhile, see `core.files.claimed`.
+    After each block, unless waiting for the disk would take more than half of the time, the number of finished records
+    and the sizes of the files are written to `OUT.progress`. A run that finds this file cuts the files to these sizes,
+    which removes what came later, and continues. The file is removed at the end. A run that fails before its first
+    block is written leaves nothing. No other run may write the files meanwhile, see `core.files.claimed`.
 
     Args:
         output: the file of results, which determines the name of the state.
@@ -573,7 +573,7 @@ class Journal:
             os.fsync(file.fileno())
         self._save(self.done, self._sizes)
         now = time.monotonic()
-        self._next, self._is_saved = now + 3 * (now - began), True
+        self._next, self._is_saved = 2 * now - began, True
 
     def close(self, finished: bool, continues: bool = True) -> None:
         """Close the files; remove the state of a finished run, and all of a run that failed before its first block.
