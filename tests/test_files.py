@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from torchmdnet2.core import pipeline
 from torchmdnet2.core.files import atomic_write
 from torchmdnet2.core.pipeline import Journal
 
@@ -43,3 +44,26 @@ def test_a_full_disk_while_a_block_is_written(tmp_path, blocks):
     journal.commit(1, "two\n", "")
     journal.close(True)
     assert files[0].read_text() == "one\n" * blocks + "two\n"
+
+
+def test_a_block_that_cannot_be_written_is_not_in_the_state(tmp_path, monkeypatch):
+    """After a block that has not waited for the disk: else a run would continue after the lost block."""
+    files = [tmp_path / "out.xyz", tmp_path / "out.failed.txt"]
+    journal = Journal(files[0], files, {})
+    journal.commit(1, "a\n", "", kept=1)
+    journal._next = float("inf")
+    journal.commit(1, "b\n", "", kept=2)
+
+    def full(file, content):
+        if file.name == str(files[1]):
+            raise OSError(errno.ENOSPC, "full", file.name)
+        append(file, content)
+
+    append = pipeline.append
+    monkeypatch.setattr(pipeline, "append", full)
+    with pytest.raises(OSError, match="full"):
+        journal.commit(1, "c\n", "x\n", kept=3)
+    journal.close(False)
+    again = Journal(files[0], files, {})
+    assert (again.done, again.kept, files[0].read_text()) == (2, 2, "a\nb\n")
+    again.close(False)

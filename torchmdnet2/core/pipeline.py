@@ -559,11 +559,11 @@ class Journal:
         Raises:
             OSError: they cannot be written, as on a full disk; names the file.
         """
-        self.kept = kept
         for file, text in zip(self._files, texts, strict=True):
             append(file, text.encode() if isinstance(text, str) else text)
-        self.done, self._is_saved = self.done + records, False
-        self._sizes = [file.tell() for file in self._files]  # of complete blocks
+        sizes = [file.tell() for file in self._files]
+        # together, after all texts: `close` saves the state of complete blocks also after an error
+        self.done, self._sizes, self.kept, self._is_saved = self.done + records, sizes, kept, False
         if time.monotonic() >= self._next:
             self._sync()
 
