@@ -378,6 +378,10 @@ def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     arguments = ["evaluate", folder / "model.tmn", folder / "data.xyz"]
     assert "train" in fails(capsys, 2, *arguments, *split, "--subset", "train")
     assert "--split" in fails(capsys, 2, *arguments, "--subset", "train")
+    splits = json.loads((tmp_path / "splits.json").read_text())
+    splits["test"]["indices"] = []
+    (tmp_path / "empty.json").write_text(json.dumps(splits))
+    assert "'test' subset has no frames" in fails(capsys, 2, *arguments, "--split", tmp_path / "empty.json")
     other = ["evaluate", folder / "model.tmn", tmp_path / "hartree.xyz", *named, *split]
     assert "belong to other frames" in fails(capsys, 1, *other)
     assert fails(capsys, 1, *arguments, "--energy-key", "wrong")

@@ -246,6 +246,19 @@ def test_an_end_by_the_system_is_told_without_a_traceback(folder, capsys, monkey
     assert capsys.readouterr().err.startswith(f"torchmdnet2 evaluate: {words}")
 
 
+def test_an_interruption_says_that_the_same_command_continues(folder, capsys, monkeypatch, small_blocks):
+    add, blocks = evaluating.Evaluated.add, iter("ab")
+
+    def stop(self, block):
+        if next(blocks, None) is None:
+            raise KeyboardInterrupt
+        add(self, block)
+
+    monkeypatch.setattr(evaluating.Evaluated, "add", stop)
+    assert main(["evaluate", "m.tmn", "data.xyz", "--output", "out.xyz"]) == 130
+    assert "interrupted: the same command continues after 64 frames" in capsys.readouterr().err
+
+
 def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_blocks):
     def fail(*_):
         raise KeyboardInterrupt

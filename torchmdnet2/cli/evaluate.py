@@ -304,6 +304,8 @@ def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]
     found = read_splits(options.split, dataset, options.data)
     if subset not in found:
         raise BadConfig(f"{options.split}: the file has no '{subset}' frames of these data, only {', '.join(found)}")
+    if not found[subset]:
+        raise BadConfig(f"{options.split}: its '{subset}' subset has no frames; choose another with --subset")
     return found[subset]
 
 

@@ -45,6 +45,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # rea
 _HELPERS = 24  # processes beside GPUs
 _AHEAD = 2  # number of blocks that wait for each device
 _RESUME = "the results so far are written, and the same command continues from there"
+_LOST = "no results are written without an output: take fewer devices, or smaller batches or blocks"
 _Item = TypeVar("_Item")
 _Executor = TypeVar("_Executor", bound=Executor)
 Work = Callable[[Any], Any]
@@ -210,6 +211,7 @@ def through(
     helpers: int = 0,
     slow: bool = False,
     dask: str | Client | None = None,
+    written: bool = True,
 ) -> Iterator[Any]:
     """Yield the result of all stages for each block, in order.
 
@@ -221,9 +223,10 @@ def through(
         helpers: number of processes that prepare and finish; with 0, and where this process may start none, the
             process that computes a block does all.
         slow: True if preparing a block takes so long that it is left to the helpers from the first one on.
+        written: whether results are written as they come, for the error about a process that the system ended.
     """
     with _one_thread(devices, dask):
-        yield from _through(blocks, stages, devices, module, helpers, slow, dask)
+        yield from _through(blocks, stages, devices, module, helpers, slow, dask, _RESUME if written else _LOST)
 
 
 @contextmanager
@@ -249,13 +252,17 @@ def _through(
     helpers: int,
     slow: bool,
     dask: str | Client | None,
+    remedy: str,
 ) -> Iterator[Any]:
     if not helpers or not may_have_children():
-        with devices_pool(stages.whole, devices, dask, module=module) as pool:
+        with devices_pool(stages.whole, devices, dask, remedy, module=module) as pool:
             yield from in_order(blocks, pool)
         return
     # the device first: a thread loads the model while the processes start
-    with devices_pool(stages.setup, devices, module=module) as pool, helpers_pool(helpers, module) as helping:
+    with (
+        devices_pool(stages.setup, devices, remedy=remedy, module=module) as pool,
+        helpers_pool(helpers, module) as helping,
+    ):
         prepared = in_order(blocks, helping(stages.prepare, not slow))
         yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
 
@@ -574,6 +581,25 @@ class Journal:
         self._save(self.done, self._sizes)
         now = time.monotonic()
         self._next, self._is_saved = 2 * now - began, True
+
+    @contextmanager
+    def writing(self, what: str, continues: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Close the files at the end. After Ctrl-C, the error says that the same command continues.
+
+        Args:
+            what: what the records are called.
+            continues: function that returns whether a run that failed can be continued; see `close`.
+        """
+        finished = False
+        try:
+            yield
+            finished = True
+        except KeyboardInterrupt as stop:
+            if self.done:
+                raise KeyboardInterrupt(f"interrupted: the same command continues after {self.done} {what}") from stop
+            raise
+        finally:
+            self.close(finished, continues())
 
     def close(self, finished: bool, continues: bool = True) -> None:
         """Close the files; remove the state of a finished run, and all of a run that failed before its first block.

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPENED", "BatchCapacity", "BatchOptions", "Task", "TaskWorker", "Worker", "each", "evaluate_each", "in_parts",
-    "novelty_of", "opened", "parts", "reason", "refusals",
-    "without_rest",
+    "novelty_of", "opened", "parts", "reason", "refusals", "without_rest",
 ]  # fmt: skip
 
 _FEWEST = 12  # atoms per structure in a full batch

@@ -440,15 +440,17 @@ class _BlockEvaluator:
         """Return some frames and the results of each member for them, in parts if the memory of a GPU is too small.
 
         Raises:
-            ValueError: a frame is refused, or its energy is not finite.
+            ValueError: a frame is refused, or its energy or a force is not finite.
         """
         sample = data.batch(chosen).to(self._members[0].device)
         try:
             for member in self._members:
                 member.check(sample.system)
             results = self._predicted(sample)
-            if not all(bool(result.energy.isfinite().all()) for result in results):
-                raise ValueError("its energy is not finite")
+            for name in ("energy", "forces"):
+                values = [getattr(result, name) for result in results]
+                if not all(value is None or bool(value.isfinite().all()) for value in values):
+                    raise ValueError(f"its {name} {'is' if name == 'energy' else 'are'} not finite")
             return [(chosen, sample, results)]
         except torch.cuda.OutOfMemoryError:
             if len(chosen) == 1:
@@ -591,7 +593,7 @@ def evaluate_stream(
         began, before, skipped = time.monotonic(), found.read, 0.0
         blocks = source.blocks(size, found.place)
         with nullcontext() if console is None else console.status("") as shown:
-            for block in through(blocks, stages, devices, __name__, helpers, dask=dask):
+            for block in through(blocks, stages, devices, __name__, helpers, dask=dask, written=output is not None):
                 source.take(block)
                 if not (block.read or block.failures):  # an earlier run wrote it
                     continue
@@ -610,19 +612,16 @@ def evaluate_stream(
         files = files_of(output)
         _, failed, spread = files
         with claimed(*files):
-            journal, finished = Journal(output, files, job), False
+            journal = Journal(output, files, job)
             if journal.kept:
                 found.resume(journal.kept)
                 if console is not None:
                     console.print(f"{output}: continues after {found.read} frames", highlight=False, soft_wrap=True)
-            try:
+            with journal.writing("frames", lambda: not source.refused):
                 for block in run():
                     spreads = (json.dumps(row, default=np.ndarray.tolist) for row in block.spread)
                     texts = ["".join(f"{line}\n" for line in lines) for lines in (block.failures, spreads)]
                     journal.commit(block.read, block.text, *texts, kept=found.kept())
-                finished = True
-            finally:
-                journal.close(finished, continues=not source.refused)
             with open(spread, encoding="utf-8") as file:
                 found.spread.add_rows(map(json.loads, file))
             for path in (spread, *([] if found.failed else [failed])):

@@ -424,7 +424,8 @@ def _stream(
     helpers = helpers_for(devices, dask) if source.takes_long else 0
 
     def computed(first: int) -> Iterator[Any]:
-        return through(source.blocks(first, block), stages, devices, __name__, helpers, source.embeds, dask)
+        blocks = source.blocks(first, block)
+        return through(blocks, stages, devices, __name__, helpers, source.embeds, dask, output is not None)
 
     if output is None:
         if report:
@@ -447,12 +448,12 @@ def _stream(
     spare_inputs([path, *files, *pages], map(Path, read), "choose another output")
     with claimed(path, *files, *pages):
         journal = Journal(path, files, {**job, "report": report})
-        finished, first = False, journal.done
+        first = journal.done
         summary.near, summary.first_near = journal.kept or (0, "")
         if first and console is not None:
             console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
         status = console.status("") if console is not None else nullcontext()
-        try:
+        with journal.writing("records"):
             with status:
                 for written in computed(first):
                     new, end = not journal.done, source.end_of_block()
@@ -468,14 +469,6 @@ def _stream(
                 write_report(path.with_suffix(".html"), _title(path, job), rows, failed, results)
             if is_hdf5(path) and journal.done:
                 convert_to_hdf5(results, path)
-            finished = True
-        except KeyboardInterrupt as stop:
-            if journal.done:
-                words = f"interrupted: the same command continues after {journal.done} records"
-                raise KeyboardInterrupt(words) from stop
-            raise
-        finally:
-            journal.close(finished)
         for temporary in [*([rows] if report else []), *([results] if results != path else [])]:
             temporary.unlink()
         with open(failed, encoding="utf-8") as file:

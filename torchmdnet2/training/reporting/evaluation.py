@@ -256,8 +256,10 @@ class Predictions:
         for name, value in sample.labels.items():
             if name not in FRAME_LABELS:
                 key = f"reference_{property_of(name)}"
-                (atoms if LABELS[name].per_atom else values)[key] = value
-                absent[key] = value.isnan().reshape(len(value), -1).all(1).cpu().numpy()
+                if LABELS[name].per_atom:
+                    atoms[key] = value
+                else:
+                    values[key], absent[key] = value, value.isnan().reshape(len(value), -1).all(1).cpu().numpy()
         return cls(
             {field.name: getattr(system, field.name).detach().numpy() for field in fields(System)}, names,
             {name: value.double().numpy() for name, value in _on_cpu(values | whole)},
