@@ -375,6 +375,10 @@ def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     split = ["--split", tmp_path / "splits.json"]
     _, out, _ = run(capsys, "evaluate", folder / "model.tmn", folder / "data.xyz", "--json", *split)
     assert json.loads(out)["frames"] == 2
+    for k in range(5):
+        (tmp_path / f"{k}.xyz").write_text((folder / "data.xyz").read_text())
+    _, out, _ = run(capsys, "evaluate", folder / "model.tmn", *[tmp_path / f"{k}.xyz" for k in range(5)])
+    assert " and 2 more files" in " ".join(out.split()) and "3.xyz" not in out
     arguments = ["evaluate", folder / "model.tmn", folder / "data.xyz"]
     assert "train" in fails(capsys, 2, *arguments, *split, "--subset", "train")
     assert "--split" in fails(capsys, 2, *arguments, "--subset", "train")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
+_NAMED = 3  # files in the title of a table
 _UNITS = ("energy", "length", "forces", "stress", "dipole")
 _LABELS = ("energy", "forces", "stress", "virial", "charges", "dipole")
 _KEYS = (*_LABELS, "charge", "spin")
@@ -127,7 +128,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         found = evaluate_stream(evaluation, source, devices, output, job, make_console(stderr=True), options.dask)
     if options.coulomb != "pme" and not found.periodic:
         note(f"--coulomb {options.coulomb} had no effect: no frame is periodic")
-    on = f"on {found.frames} frames of {', '.join(options.data)}"
+    first, more = options.data[:_NAMED], len(options.data) - _NAMED
+    on = f"on {found.frames} frames of {', '.join(first)}" + (f" and {more} more files" if more > 0 else "")
     if others and len(models) == 1:
         models = [f"{models[0]}, member {k}" for k in range(1 + len(others))]
     if options.unlabelled:
