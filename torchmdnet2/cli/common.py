@@ -327,19 +327,13 @@ def read_structure(path: str) -> Atoms:
 def read_frames(path: str) -> tuple[list[Atoms], list[int]]:
     """Read all structures of a file, or those of file@index, and their numbers in the file, from 0.
 
-    Structures that cannot be read are left out, with a note.
-
     Raises:
         FileNotFoundError: the file does not exist.
-        BadData: ASE cannot read the file, or no structure of it.
+        BadData: ASE cannot read the file, or it has no structures.
         BadConfig: the file has no structures with this index.
     """
     file, index = split_index(path)
-    failures: list[str] = []
-    found = _read(file, index or ":", failures)
-    if failures:
-        total = len(failures) + len(found.atoms)
-        note(f"{len(failures)} of {total} frames could not be read; the first: {failures[0]}")
+    found = _read(file, index or ":")
     return found.atoms, found.numbers
 
 
@@ -351,14 +345,8 @@ class _Read(NamedTuple):
     in_file: int
 
 
-def _read(file: str, index: str | None, failures: list[str] | None = None) -> _Read:
-    """Return the structures with an index; None returns the last one.
-
-    Args:
-        file: its path.
-        index: as in file@index.
-        failures: gets a line about each structure that cannot be read, unless none can. With None it is an error.
-    """
+def _read(file: str, index: str | None) -> _Read:
+    """Return the structures with an index; None returns the last one."""
     from ..data.structures import open_structures, reason
     from ..errors import BadConfig, BadData
 
@@ -373,15 +361,8 @@ def _read(file: str, index: str | None, failures: list[str] | None = None) -> _R
         frames = open_structures(file)
         if not len(frames):
             raise BadData("it has no structures")
-        found: dict[int, Atoms] = {}
-        for k in (numbers := frame_numbers(file, index or "-1", len(frames))):
-            try:
-                found[k] = frames[k]
-            except BadData as error:
-                if failures is None or (k == numbers[-1] and not found):
-                    raise
-                failures.append(str(error))
-        return _Read([*found.values()], [*found], len(frames))
+        numbers = frame_numbers(file, index or "-1", len(frames))
+        return _Read([frames[k] for k in numbers], numbers, len(frames))
     except BadConfig:
         raise
     except BadData as error:

@@ -128,8 +128,9 @@ def _evaluate(options: argparse.Namespace) -> None:
         found = evaluate_stream(evaluation, source, devices, output, job, make_console(stderr=True), options.dask)
     if options.coulomb != "pme" and not found.periodic:
         note(f"--coulomb {options.coulomb} had no effect: no frame is periodic")
-    first, more = options.data[:_NAMED], len(options.data) - _NAMED
-    on = f"on {found.frames} frames of {', '.join(first)}" + (f" and {more} more files" if more > 0 else "")
+    rest = len(options.data) - _NAMED
+    files = ", ".join(options.data[:_NAMED]) + (f" and {rest} more files" if rest > 0 else "")
+    on = f"on {found.frames} frames of {files}"
     if others and len(models) == 1:
         models = [f"{models[0]}, member {k}" for k in range(1 + len(others))]
     if options.unlabelled:

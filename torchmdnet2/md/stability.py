@@ -8,7 +8,6 @@ import json
 import math
 import os
 import statistics
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +23,7 @@ from ..adapters.model import Opening, open_model
 from ..core.devices import devices_of
 from ..core.files import atomic_write, keep_old
 from ..core.pipeline import blocks_of, devices_pool, in_order
-from ..errors import BadConfig, BadData, StructureWarning
+from ..errors import BadConfig, BadData
 from ..potential.cells import require_cells
 from ..potential.novelty import LARGEST, Watch
 from ..potential.potential import Potential
@@ -539,7 +538,7 @@ def check_stability(
         devices: "auto" (the first GPU, else the CPU), "all", or names ("cuda:0,cuda:1", "cpu,cpu"); each of several has
             a process, which computes some of the replicas.
         dtype: floating-point type of the network.
-        charge: total charge in e of frames that state none; those that state another are left out.
+        charge: total charge in e of frames that state none; those that state another are an error.
         spin: multiplicity of frames, likewise.
         console: where progress is shown; None is silent.
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a
@@ -552,8 +551,9 @@ def check_stability(
         BadConfig: a number is out of range, or `devices` is not valid.
         BadData: there are no frames.
         RuntimeError: the system ended a process, for example when memory was short.
-        UnknownElement, UntrainedCharge, Unphysical, ValueError: no frame can be used: the model does not know its
-            elements or total charge, or atoms overlap. If some can be used, the others are left out, with a warning.
+        UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
+        Unphysical: atoms overlap in a frame.
+        ValueError: a frame is not valid.
     """
     plan = [_options(t, time, replicas, timestep, friction, seed) for t in temperatures]
     if not plan:
@@ -564,9 +564,9 @@ def check_stability(
     with torch.inference_mode(False):
         potential, source = open_model(model, "cpu", *opening)
         require_cells(coulomb, [frame.pbc for frame in frames])
+        chosen = [k * len(frames) // replicas for k in range(replicas)]
         called = range(len(frames)) if numbers is None else numbers
-        checked = partial(checked_start, potential=potential, charge=charge, spin=spin)
-        chosen, starts = _starts(frames, called, replicas, checked)
+        starts = {k: checked_start(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}
         bonds = {index: Bonds(System.from_ase(start), alike(start, frames)) for index, start in starts.items()}
         runs = [
             ReplicaRun(k, called[index], starts[index], copy.copy(bonds[index]), options)
@@ -589,36 +589,6 @@ def _options(
         raise BadConfig(f"time: must be at least one timestep, got {time} ps and a timestep of {timestep} fs")
     steps = round(1000 * time / timestep)
     return MDOptions(steps, timestep, "nvt", float(temperature), friction, seed, replicas)
-
-
-def _starts(
-    frames: Sequence[Atoms], numbers: Sequence[int], replicas: int, checked: Callable[[Atoms, int], Atoms]
-) -> tuple[list[int], dict[int, Atoms]]:
-    """Return the number of the frame of each replica, at even intervals among those that can be used, and the starts.
-
-    Args:
-        frames: all frames.
-        numbers: theirs, for messages.
-        replicas: how many.
-        checked: function that returns the start of a frame with a number, or raises an error.
-    """
-    usable, starts, errors = list(range(len(frames))), {}, []
-    while True:
-        chosen = [usable[k * len(usable) // replicas] for k in range(replicas)]
-        if not (new := dict.fromkeys(k for k in chosen if k not in starts)):
-            break
-        for k in new:
-            try:
-                starts[k] = checked(frames[k], numbers[k])
-            except (Unphysical, ValueError) as error:
-                errors.append(error)
-                usable.remove(k)
-                if not usable:
-                    raise errors[0] from None
-    if errors:
-        words = f"{len(errors)} of {len(frames)} frames could not be used; the first: {errors[0]}"
-        warnings.warn(words, StructureWarning, stacklevel=3)
-    return chosen, starts
 
 
 def checked_start(frame: Atoms, number: int, potential: Potential, charge: int | None, spin: int | None) -> Atoms:
