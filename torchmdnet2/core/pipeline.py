@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from glob import escape
@@ -225,46 +225,33 @@ def through(
         slow: True if preparing a block takes so long that it is left to the helpers from the first one on.
         written: whether results are written as they come, for the error about a process that the system ended.
     """
-    with _one_thread(devices, dask):
-        yield from _through(blocks, stages, devices, module, helpers, slow, dask, _RESUME if written else _LOST)
+    remedy, here = _RESUME if written else _LOST, len(devices) == 1 and devices[0] == "cpu" and dask is None
+    with nullcontext() if here else _one_thread():
+        if not helpers or not may_have_children():
+            with devices_pool(stages.whole, devices, dask, remedy, module=module) as pool:
+                yield from in_order(blocks, pool)
+            return
+        # the device first: a thread loads the model while the processes start
+        with (
+            devices_pool(stages.setup, devices, remedy=remedy, module=module) as pool,
+            helpers_pool(helpers, module) as helping,
+        ):
+            prepared = in_order(blocks, helping(stages.prepare, not slow))
+            yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
 
 
 @contextmanager
-def _one_thread(devices: Sequence[str], dask: object) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Give this process one thread for numbers while it passes on what others compute: waiting threads take all
     cores."""
     import torch
 
     before = torch.get_num_threads()
-    if len(devices) > 1 or devices[0] != "cpu" or dask is not None:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _through(
-    blocks: Iterable[Any],
-    stages: Stages,
-    devices: list[str],
-    module: str,
-    helpers: int,
-    slow: bool,
-    dask: str | Client | None,
-    remedy: str,
-) -> Iterator[Any]:
-    if not helpers or not may_have_children():
-        with devices_pool(stages.whole, devices, dask, remedy, module=module) as pool:
-            yield from in_order(blocks, pool)
-        return
-    # the device first: a thread loads the model while the processes start
-    with (
-        devices_pool(stages.setup, devices, remedy=remedy, module=module) as pool,
-        helpers_pool(helpers, module) as helping,
-    ):
-        prepared = in_order(blocks, helping(stages.prepare, not slow))
-        yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
 
 
 @contextmanager

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluated", "Evaluation", "FrameSource", "evaluate_stream", "files_of", "members_of"]
 
-_LARGE, _MANY = 2**22, 2**12  # bytes and number of frames from which on processes help
+_BYTES, _MANY = 2**22, 2**12  # bytes and number of frames from which on processes help
 _ALL = 2**17  # atoms of which the spread is kept as a whole; of more, that of a random sample
 _AT_ONCE = 256  # frames of a data set that are read at once
 _FIRST = 1000  # frames that are read before it is an error that none has a label
@@ -224,7 +224,7 @@ class FrameSource:
     def takes_long(self) -> bool:
         """Whether other processes, which take seconds to start, should help."""
         size = sum(os.path.getsize(file) for reader in self._readers for file in reader.files)
-        return size > _LARGE or sum(reader.num_frames for reader in self._readers) > _MANY
+        return size > _BYTES or sum(reader.num_frames for reader in self._readers) > _MANY
 
     @classmethod
     def of_dataset(cls, dataset: Dataset, chosen: Sequence[int]) -> FrameSource:
