@@ -17,11 +17,12 @@ model's own labels have one level.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.core.files import atomic_write
 
 HELD_OUT = 0.1  # of the molecules for validation, and for test
+OF_STRUCTURES, OF_ATOMS = ("num_atoms", "charge", "energy_eV", "scan"), ("z", "pos_half_milliangstrom")  # arrays
 
 
 class Scan(NamedTuple):
@@ -54,24 +56,46 @@ def subset_of(smiles: str) -> str:
 
 
 def read_scans(path: Path) -> Iterator[Scan]:
-    """The scans of a file."""
-    with np.load(path, allow_pickle=False) as data:
-        content = {name: data[name] for name in data.files}
-    ends = np.cumsum(content["num_atoms"], dtype=np.int64)
-    for number, group in groupby(range(len(ends)), key=lambda k: int(content["scan"][k])):
-        rows = list(group)
-        n = int(content["num_atoms"][rows[0]])
-        if (content["num_atoms"][rows] != n).any():
-            raise SystemExit(f"{path}: the structures of scan {number} have different numbers of atoms")
-        atoms = slice(int(ends[rows[0]]) - n, int(ends[rows[-1]]))
-        z = content["z"][atoms].reshape(-1, n)[0].astype(np.int64)
+    """The scans of a file; what is wrong with it ends the program."""
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            content = {name: data[name] for name in (*OF_STRUCTURES, *OF_ATOMS, "smiles")}
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+        raise SystemExit(f"{path} cannot be read: {error}") from None
+    sizes, number, smiles = content["num_atoms"].astype(np.int64), content["scan"].astype(np.int64), content["smiles"]
+    for names, length in ((OF_STRUCTURES, len(sizes)), (OF_ATOMS, sizes.sum())):
+        for name in names:
+            if len(content[name]) != length:
+                raise SystemExit(f"{path}: {name} has {len(content[name])} rows, and num_atoms asks for {length}")
+    starts = np.flatnonzero(np.diff(number, prepend=number[:1] - 1))
+    if len(np.unique(number[starts])) != len(starts):
+        raise SystemExit(f"{path}: the structures of a scan do not follow each other")
+    if len(starts) and not 0 <= number.min() <= number.max() < len(smiles):
+        raise SystemExit(f"{path}: scans are numbered {number.min()} to {number.max()}, and smiles has {len(smiles)}")
+    first = np.cumsum(sizes) - sizes
+    for rows in np.split(np.arange(len(sizes)), starts[1:]) if len(starts) else ():
+        k, n = number[rows[0]], sizes[rows[0]]
+        atoms = slice(first[rows[0]], first[rows[-1]] + sizes[rows[-1]])
+        energies, charges = content["energy_eV"][rows], content["charge"][rows]
+        z = content["z"][atoms].astype(np.int64)
+        if (sizes[rows] != n).any() or (z != np.tile(z[:n], len(rows))).any() or (charges != charges[0]).any():
+            raise SystemExit(f"{path}: the structures of scan {k} have different atoms or charges")
+        if not np.isfinite(energies).all():
+            raise SystemExit(f"{path}: an energy of scan {k} is not finite")
         positions = content["pos_half_milliangstrom"][atoms].reshape(-1, n, 3) / 2000
-        yield Scan(number, str(content["smiles"][number]), z, positions, content["energy_eV"][rows],
-                   int(content["charge"][rows[0]]))  # fmt: skip
+        yield Scan(int(k), str(smiles[k]), z[:n], positions, energies, int(charges[0]))
+
+
+def evaluator_of(name: str, device: str) -> Evaluator:
+    """A model by its file or name; one that cannot be loaded ends the program."""
+    try:
+        return Evaluator(load(name, device), graphs=False)
+    except (OSError, ValueError) as error:
+        raise SystemExit(str(error)) from None
 
 
 def energies_of(evaluator: Evaluator, scan: Scan, device: str) -> np.ndarray:
-    """Energies of the structures of a scan by a model, [k] eV."""
+    """Energies of the structures of a scan by a model, [k] eV; a scan that it refuses ends the program."""
     count, n = scan.positions.shape[:2]
     system = System(
         z=torch.as_tensor(np.tile(scan.z, count)),
@@ -79,12 +103,15 @@ def energies_of(evaluator: Evaluator, scan: Scan, device: str) -> np.ndarray:
         batch=torch.arange(count).repeat_interleave(n),
         charge=torch.full((count,), float(scan.charge), dtype=torch.float64),
     )
-    return evaluator(system.to(device=torch.device(device)), forces=False).energy.cpu().numpy()
+    try:
+        return evaluator(system.to(device=torch.device(device)), forces=False).energy.cpu().numpy()
+    except ValueError as error:
+        raise SystemExit(f"scan {scan.number}, {scan.smiles}: {error}") from None
 
 
 def frames(options: argparse.Namespace) -> None:
     """Write the scans of each subset as extxyz, with the mean energies of a model."""
-    evaluator = Evaluator(load(options.model, options.device), graphs=False)
+    evaluator = evaluator_of(options.model, options.device)
     found: dict[str, list[Atoms]] = {subset: [] for subset in SUBSETS}
     for scan in read_scans(options.scans):
         shift = float(np.mean(energies_of(evaluator, scan, options.device) - scan.energies))
@@ -93,7 +120,9 @@ def frames(options: argparse.Namespace) -> None:
             found[subset_of(scan.smiles)].append(Atoms(scan.z, positions, info=info))
     options.output.mkdir(parents=True, exist_ok=True)
     for subset, images in found.items():
-        write(options.output / f"{subset}.xyz", images, format="extxyz")
+        text = io.StringIO()
+        write(text, images, format="extxyz")
+        atomic_write(options.output / f"{subset}.xyz", text.getvalue())
         print(f"{subset}: {len(images)} structures")
 
 
@@ -109,12 +138,18 @@ def errors_of(evaluators: list[Evaluator], scan: Scan, device: str) -> tuple[flo
 
 def errors(options: argparse.Namespace) -> None:
     """Print mean absolute errors of models on the scans of a subset."""
+    if options.every < 1:
+        raise SystemExit("--every: take 1 for all scans, 2 for every second one")
     scans = [scan for scan in read_scans(options.scans) if subset_of(scan.smiles) == options.subset][:: options.every]
+    if not scans:
+        raise SystemExit(f"{options.scans} has no molecule of the subset {options.subset}")
+    evaluators = {  # all at once: a wrong name is found before the first is evaluated
+        model: [evaluator_of(name, options.device) for name in model.split(",")] for model in options.models
+    }
     print(f"{len(scans)} scans, {options.subset}; kcal/mol\n{'model':40s} {'profile':>8s} {'barrier':>8s}")
     found = {}
-    for model in options.models:
-        evaluators = [Evaluator(load(name, options.device), graphs=False) for name in model.split(",")]
-        rows = np.array([errors_of(evaluators, scan, options.device) for scan in scans])
+    for model, members in evaluators.items():
+        rows = np.array([errors_of(members, scan, options.device) for scan in scans])
         profile, barrier = rows.mean(0).tolist()
         found[model] = {"scans": len(scans), "profile": profile, "barrier": barrier}
         print(f"{model:40s} {profile:8.3f} {barrier:8.3f}", flush=True)
