@@ -50,10 +50,11 @@ def some_scans():
 def arrays_of(scans):
     smiles, z, positions, energies, charges = zip(*scans, strict=True)
     count = [len(e) for e in energies]
+    flat = np.concatenate([p.reshape(-1, 3) for p in positions])
     return {
         "num_atoms": np.repeat([len(x) for x in z], count).astype(np.int16),
         "z": np.concatenate([np.tile(x, k) for x, k in zip(z, count, strict=True)]).astype(np.int8),
-        "pos_half_milliangstrom": np.rint(2000 * np.concatenate([p.reshape(-1, 3) for p in positions])).astype(np.int16),
+        "pos_half_milliangstrom": np.rint(2000 * flat).astype(np.int16),
         "energy_eV": np.concatenate(energies),
         "scan": np.repeat(np.arange(len(z)), count).astype(np.int16),
         "charge": np.repeat(charges, count).astype(np.int8),
