@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 from pathlib import Path
@@ -15,11 +16,13 @@ from ase.io import read, write
 import torchmdnet2
 from torchmdnet2 import checkpoint
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.core.html_page import figure_png
 from torchmdnet2.data.labels import LEVEL
 from torchmdnet2.errors import BadConfig, UnknownElement
 from torchmdnet2.potential.potential import Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.reporting import report
 from torchmdnet2.training.reporting.report import model_card
 from torchmdnet2.training.run.ensemble import run_members
 from torchmdnet2.training.run.run import run_training
@@ -92,6 +95,55 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
         torchmdnet2.load(path, level="C")
     with pytest.raises(ValueError, match="a single level of theory, B, but 'A' is requested"):
         torchmdnet2.load(tmp_path / "one.tmn", level="A")
+
+
+@pytest.mark.parametrize("second", ["test", "validation"])
+def test_a_report_shows_each_level(two, tmp_path, monkeypatch, second):
+    """Each has plots of its own, with its labels and its predictions; a level without test frames, of validation."""
+    figures = {}
+
+    def keep(draw, size):
+        def drawn(figure):
+            draw(figure)
+            axes = figure.axes[0]
+            figures[axes.get_title().replace("\n", " ")] = axes
+
+        return figure_png(drawn, size)
+
+    monkeypatch.setattr(report, "figure_png", keep)
+    if second == "validation":
+        two["data"]["sources"][1]["split"] = {"validation": 4, "test": 0}
+    two["output"] |= {"report": True, "outliers": 2}
+    path = run_training(parse_config(two))
+    splits = json.loads((path.parent / "splits.json").read_text())
+    page = (path.parent / "report.html").read_text(encoding="utf-8")
+    for k, (name, file, subset) in enumerate((("A/TZ(1.0)", "a.xyz", "test"), ("B", "b.xyz", second))):
+        frames = [read(tmp_path / file, ":")[i] for i in splits[subset][k]["indices"]]
+        potential = torchmdnet2.load(path, dtype="float64", level=name)
+        given = np.concatenate([atoms.get_forces().ravel() for atoms in frames])
+        found = np.concatenate([potential(System.from_ase(atoms)).forces.ravel() for atoms in frames])
+        axes = figures[f"Force components, {subset} frames, {name}"]
+        scale = 1e3 if "meV" in axes.get_xlabel() else 1.0
+        shown = scale * np.array([given, found]).T
+        drawn = np.array(axes.lines[0].get_data()).T
+        assert len(drawn) == len(shown) and np.allclose(
+            *(x[np.lexsort(x.T.round(6))] for x in (drawn, shown)), atol=1e-6
+        )
+        assert f"Energy per atom − references, {subset} frames, {name}" in figures
+        assert f"Force errors by element, {subset} frames, {name}" in figures
+        assert f"<h2>Forces by element, {subset} frames, {name}</h2>" in page
+        for plot in ("energy_parity", "force_parity", "errors_by_element"):
+            content = (path.parent / f"{plot}_{k + 1}.png").read_bytes()
+            assert base64.b64encode(content).decode() in page
+        worst = [atoms for atoms in read(path.parent / "outliers.xyz", ":") if f"{file}, frame" in atoms.info["frame"]]
+        assert len(worst) == 2
+        for atoms in worst:  # predictions of this level
+            assert atoms.get_potential_energy() == pytest.approx(
+                float(potential(System.from_ase(atoms)).energy), abs=1e-6
+            )
+        references = next(prior["energies"] for prior in potential.config["priors"] if prior["name"] == "atomref")
+        assert all(f">{energy:.6f}</td>" in page for energy in references.values())
+    assert len(list(path.parent.glob("*.png"))) == 1 + 2 * 3 and "A/TZ(1.0); B; elements H, C, O" in page
 
 
 @pytest.mark.parametrize(

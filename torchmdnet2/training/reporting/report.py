@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -227,32 +228,44 @@ _MOSTLY_VACUUM = 40  # volumes of its atoms that a cell has, from which on it is
 _FILES = {"energy_per_atom": "energy_parity", "forces": "force_parity"}  # others: their name + _parity
 
 
-def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subset: str) -> dict[str, bytes]:
-    """Draw learning curve, parity plots and force errors by element, for the labels that there are.
+def pictures(history: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Evaluation]) -> dict[str, bytes]:
+    """Draw the learning curve, and for each evaluation parity plots and force errors by element, for the labels that
+    there are.
 
     Args:
         history: one row of metrics per epoch.
-        evaluation: of the final weights.
-        subset: the subset of `evaluation`, for the titles: "test".
+        evaluations: of the final weights, by subset: "test", or "test, LEVEL" for each of several levels of theory.
 
     Returns:
-        File name without ".png" -> PNG.
+        File name without ".png" -> PNG. The names end in _1, _2, … if there are several evaluations.
     """
-    curves = _curves(history, evaluation.errors)
+    curves = _curves(history, {name: error for e in evaluations.values() for name, error in e.errors.items()})
     found = {
         "learning_curve": figure_png(
             partial(_learning_curve, history, curves), (5.2, max(4.2, 0.8 + 1.6 * len(curves)))
         )
     }
-    for name, pair in evaluation.pairs.items():
-        if len(pair[0]) and name in evaluation.errors:
-            draw = partial(_parity, pair, evaluation.errors[name], name, subset)
-            found[_FILES.get(name, f"{name}_parity")] = _picture(draw)
-    by_element = evaluation.errors.get("forces_by_element")
-    if by_element:
-        size = (max(5.2, 0.4 * len(by_element)), 4.2)
-        found["errors_by_element"] = _picture(partial(_elements, by_element, subset), size)
+    for number, (subset, evaluation) in enumerate(evaluations.items(), 1):
+        end = f"_{number}" if len(evaluations) > 1 else ""
+        for name, pair in evaluation.pairs.items():
+            if len(pair[0]) and name in evaluation.errors:
+                draw = partial(_parity, pair, evaluation.errors[name], name, subset)
+                found[_FILES.get(name, f"{name}_parity") + end] = _picture(draw)
+        by_element = evaluation.errors.get("forces_by_element")
+        if by_element:
+            size = (max(5.2, 0.4 * len(by_element)), 4.2)
+            found[f"errors_by_element{end}"] = _picture(partial(_elements, by_element, subset), size)
     return found
+
+
+def _frames_of(subset: str) -> str:
+    """Return "test frames" for "test", and "test frames, LEVEL" for "test, LEVEL"."""
+    kind, comma, level = subset.partition(", ")
+    return f"{kind} frames{comma}{level}"
+
+
+def _title(text: str, subset: str) -> str:
+    return textwrap.fill(f"{text}, {_frames_of(subset)}", 50)
 
 
 def digits(value: float, count: int = 4) -> str:
@@ -352,7 +365,7 @@ def _parity(
     text = "\n".join(f"{kind} {digits(value, 3)} {of}".rstrip() for kind, value, of in texts)
     axes.text(0.04, 0.96, text, transform=axes.transAxes, va="top")
     unit = unit and f" ({unit})"
-    axes.set(xlabel=f"reference{unit}", ylabel=f"predicted{unit}", title=f"{title.capitalize()}, {subset} frames")
+    axes.set(xlabel=f"reference{unit}", ylabel=f"predicted{unit}", title=_title(title.capitalize(), subset))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_box_aspect(1)
     axes.locator_params(nbins=6)
@@ -364,7 +377,7 @@ def _elements(errors: Mapping[str, Any], subset: str, axes: Axes) -> None:
         values = [1e3 * errors[name][kind] for name in names]
         axes.bar([i + shift for i in range(len(names))], values, 0.38, label=kind.upper())
     axes.set_xticks(range(len(names)), names)
-    axes.set(ylabel="force error (meV/Å)", title=f"Force errors by element, {subset} frames")
+    axes.set(ylabel="force error (meV/Å)", title=_title("Force errors by element", subset))
     axes.legend()
 
 
@@ -405,14 +418,15 @@ class Report:
     Attributes:
         title: usually the folder's name.
         history: one row of metrics per epoch.
-        evaluations: subset -> errors of the final weights; the last subset is shown in detail.
+        evaluations: subset, or "subset, LEVEL" for each of several levels of theory -> errors of the final weights; the
+            last subset (of each level) is shown in detail.
         frames: subset -> frames.
         potential: the final one.
         properties: those that were evaluated.
         config: the configuration as plain data.
         metadata: of the model file.
         costs: name -> text: time, speed, memory.
-        outliers: number of frames to show.
+        outliers: number of frames to show (of each level).
     """
 
     title: str
@@ -437,26 +451,30 @@ def write_report(folder: Path, report: Report) -> list[Path]:
     Returns:
         The files written; without matplotlib, no plots are among them and in the page.
     """
-    subset = list(report.evaluations)[-1]
-    evaluation, frames = report.evaluations[subset], report.frames[subset]
-    drawn = {} if missing_plots() else pictures(report.history, evaluation, subset)
-    found = find_outliers(report.potential, frames, evaluation, report.properties, report.outliers)
+    detailed = list({name.partition(", ")[2]: name for name in report.evaluations}.values())  # the last of each level
+    drawn = {} if missing_plots() else pictures(report.history, {name: report.evaluations[name] for name in detailed})
+    found = {
+        name: find_outliers(
+            report.potential, report.frames[name], report.evaluations[name], report.properties, report.outliers
+        )
+        for name in detailed
+    }
     written = []
     for name, content in drawn.items():
         atomic_write(folder / f"{name}.png", content)
         written.append(folder / f"{name}.png")
-    if found:
+    if any(found.values()):
         from ase.io import write
 
         text = io.StringIO()
-        write(text, outlier_frames(found), format="extxyz")
+        write(text, outlier_frames([outlier for part in found.values() for outlier in part]), format="extxyz")
         atomic_write(folder / "outliers.xyz", text.getvalue())
         written.append(folder / "outliers.xyz")
-    atomic_write(folder / "report.html", _page(report, subset, drawn, found))
+    atomic_write(folder / "report.html", _page(report, drawn, found))
     return [*written, folder / "report.html"]
 
 
-def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequence[Outlier]) -> str:
+def _page(report: Report, drawn: Mapping[str, bytes], found: Mapping[str, Sequence[Outlier]]) -> str:
     data = report.metadata.get("data", {})
     files = table(
         ["data file", "sha256"],
@@ -464,7 +482,6 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
         code=True,
         left=(0, 1),
     )
-    by_element = report.evaluations[subset].errors.get("forces_by_element", {})
     body = [
         f"<h1>{html.escape(report.title)}</h1>",
         f"<p class=note>{html.escape(_headline(report))}</p>",
@@ -473,26 +490,31 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
         _error_table(report.evaluations),
         "<p class=note>Spread: RMSE over the standard deviation of the labels, energies minus the reference energies; "
         "100 % means no better than predicting the mean.</p>",
-        _file_table(report.evaluations[subset], report.frames[subset], subset),
+        *(_file_table(report.evaluations[subset], report.frames[subset], subset) for subset in found),
         "<div class=pictures>",
         *(image(content, name.replace("_", " ")) for name, content in drawn.items()),
         "</div>",
     ]
-    if by_element:
-        rows = [[z, *_numbers(e)] for z, e in by_element.items()]
-        body += [
-            f"<h2>Forces by element, {subset} frames</h2>",
-            table(["element", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 3)),
-        ]
-    if found:
-        body += [f"<h2>Largest errors, {subset} frames</h2>", _outlier_table(found, report.evaluations[subset].errors)]
+    for subset in found:
+        rows = [[z, *_numbers(e)] for z, e in report.evaluations[subset].errors.get("forces_by_element", {}).items()]
+        if rows:
+            body += [
+                f"<h2>Forces by element, {html.escape(_frames_of(subset))}</h2>",
+                table(["element", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 3)),
+            ]
+    for subset, outliers in found.items():
+        if outliers:
+            body.append(f"<h2>Largest errors, {html.escape(_frames_of(subset))}</h2>")
+            body.append(_outlier_table(outliers, report.evaluations[subset].errors))
+    if any(found.values()):
         body.append("<p class=note>Structures, labels and predictions are in outliers.xyz.</p>")
     body += ["<h2>Time and memory</h2>", table(["", ""], [[k, v] for k, v in report.costs.items()], left=(0, 1))]
-    counts = ", ".join(f"{len(frames)} {name}" for name, frames in report.frames.items())
+    counts = ", ".join(f"{len(frames)} {name.replace(', ', ' at ', 1)}" for name, frames in report.frames.items())
     body += ["<h2>Data</h2>", f"<p>{html.escape(counts)}; split: {html.escape(str(data.get('split', '')))}</p>", files]
     references = _references(report.potential)
     if references:
-        body.append(table(["element", "reference energy", "unit"], references, left=(0, 2)))
+        heads = ["element", "reference energy", "unit", "level"]
+        body.append(table(heads[: len(references[0])], references, left=(0, 2, 3)))
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
     body += ["<h2>Configuration</h2>", f"<pre>{html.escape(text)}</pre>"]
     return document(report.title, body)
@@ -545,17 +567,23 @@ def _headline(report: Report) -> str:
 
 
 def _subject(report: Report) -> str:
-    """Return the domain of the model: level of theory, elements, cutoff."""
-    theory = report.metadata.get("data", {}).get("level_of_theory", "not stated")
-    elements = ", ".join(SYMBOLS[z] for z in report.potential.elements)
+    """Return the domain of the model: levels of theory, elements, cutoff."""
+    data = report.metadata.get("data", {})
+    theory = "; ".join(data.get("levels") or [data.get("level_of_theory", "not stated")])
+    elements = ", ".join(SYMBOLS[z] for z in report.potential.elements_of_levels)
     named = f"{theory}; " if theory != "not stated" else ""
     return f"{named}elements {elements}; cutoff {report.potential.cutoff} Å"
 
 
 def _references(potential: Potential) -> list[list[str]]:
-    """Return rows of the reference energies."""
-    tables = [p["energies"] for p in potential.config["priors"] if p["name"] == "atomref" and p["energies"]]
-    return [[SYMBOLS[int(z)], f"{energy:.6f}", "eV"] for table in tables for z, energy in table.items()]
+    """Return rows of the reference energies, with the level of theory if there are several."""
+    return [
+        [SYMBOLS[int(z)], f"{energy:.6f}", "eV", *level]
+        for level in [[name] for name in potential.level_names] or [[]]
+        for prior in (potential.at_level(*level) if level else potential).config["priors"]
+        if prior["name"] == "atomref"
+        for z, energy in (prior["energies"] or {}).items()
+    ]
 
 
 def _error_table(evaluations: Mapping[str, Evaluation]) -> str:
@@ -598,7 +626,9 @@ def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
         values = ["–" if r is None else digits(shown(r, unit)[0]) for r, unit in zip(rms, units, strict=True)]
         rows.append([file, str(int((origin == file).sum())), *values])
     heads = [f"{name.replace('_', ' ')}{_in(unit)}" for name, unit in zip(names, units, strict=True)]
-    return f"<p>Rms error of frames by origin, {subset}:</p>" + table(["file", "frames", *heads], rows)
+    return f"<p>Rms error of frames by origin, {html.escape(_frames_of(subset))}:</p>" + table(
+        ["file", "frames", *heads], rows
+    )
 
 
 def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
