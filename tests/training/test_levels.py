@@ -273,6 +273,19 @@ def test_a_frame_of_a_level_that_the_model_refuses_is_named(two, tmp_path):
         run_training(parse_config(two))
 
 
+def test_a_file_of_a_source_is_not_replaced(two, tmp_path):
+    """Worst frames of the run before are the data of this one."""
+    worst = tmp_path / "run" / "outliers.xyz"
+    worst.parent.mkdir()
+    write(worst, other_level(make_frames(12, seed=1)), format="extxyz")
+    content = worst.read_bytes()
+    two["data"]["sources"][1]["train"] = str(worst)
+    two["output"] |= {"folder": str(worst.parent), "overwrite": True, "report": True}
+    with pytest.raises(BadConfig, match=r"data\.sources\.1\.train: .*outliers\.xyz is in output\.folder"):
+        run_training(parse_config(two))
+    assert worst.read_bytes() == content
+
+
 def test_ensembles_of_several_levels_are_refused(two):
     with pytest.raises(BadConfig, match="--members: not possible with several levels of theory; train each model sep"):
         run_members(parse_config(two), 2, check=True)

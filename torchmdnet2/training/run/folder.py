@@ -17,6 +17,7 @@ from ...data import data_files
 from ...errors import BadConfig, BadData
 from ...potentials import find_model
 from ..config.config import Config
+from ..config.sections import DataConfig, SourceConfig
 from ..steps.distributed import Devices
 from ..steps.trainer import load_state
 from .references import atom_files
@@ -211,10 +212,13 @@ def _of_a_run(folder: Path) -> bool:
 def _inputs(config: Config) -> Iterator[tuple[str, str]]:
     """Yield key and path of the files that the training reads."""
     data = config.data
-    for key, given in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-        with suppress(FileNotFoundError, BadData):  # which is said when they are opened
-            for file in data_files([given] if isinstance(given, str) else given or [], data.format):
-                yield f"data.{key}", file
+    sources: dict[str, DataConfig | SourceConfig] = {"data": data}
+    sources.update({f"data.sources.{k}": source for k, source in enumerate(data.sources or ())})
+    for where, source in sources.items():
+        for key, given in (("train", source.train), ("validation", source.validation), ("test", source.test)):
+            with suppress(FileNotFoundError, BadData):  # which is said when they are opened
+                for file in data_files([given] if isinstance(given, str) else given or [], source.format):
+                    yield f"{where}.{key}", file
     if data.split.file is not None:
         yield "data.split.file", data.split.file
     for file in atom_files(config):
