@@ -1,5 +1,6 @@
 """Torsion scans for `organic-large`: AIMNet2's network, trained further on energies along torsions, see large.yaml.
 
+    python scripts/organic/large.py pack MLFF_test_data/TorsionTest2000 torsions.npz
     python scripts/organic/large.py frames torsions.npz work/scans --model aimnet2
     python scripts/organic/label.py work/geometries work/labels --model aimnet2
     torchmdnet2 train scripts/organic/large.yaml
@@ -8,7 +9,8 @@
 torsions.npz holds scans one after the other: `num_atoms`, `charge`, `energy_eV`, `scan` (number of its scan) of each
 structure, `z` and `pos_half_milliangstrom` (Å · 2000, int16) of all atoms, and `smiles` of each scan. TorsionTest2000
 of github.com/leifjacobson/MLFF_test_data (MIT licence, © 2025 Leif Jacobson) has ωB97X-D3BJ/def2-TZVPD energies of
-2,109 scans of 24 structures. All scans of a molecule, its stereoisomers included, are in one subset.
+2,109 scans of 24 structures; `pack` makes torsions.npz of its JSON files. All scans of a molecule, its stereoisomers
+included, are in one subset.
 
 `frames` writes SUBSET.xyz. Energies of a scan are relative: their mean becomes that of the model, so that they and the
 model's own labels have one level.
@@ -27,15 +29,18 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 from ase import Atoms
+from ase.data import atomic_numbers
 from ase.io import write
 from ase.units import kcal, mol
 from shards import SUBSETS, seed_of
 
 from torchmdnet2 import Evaluator, System, load
-from torchmdnet2.core.files import atomic_write
+from torchmdnet2.core.files import atomic_write, written_aside
+from torchmdnet2.units import HARTREE
 
 HELD_OUT = 0.1  # of the molecules for validation, and for test
-OF_STRUCTURES, OF_ATOMS = ("num_atoms", "charge", "energy_eV", "scan"), ("z", "pos_half_milliangstrom")  # arrays
+OF_STRUCTURES = {"num_atoms": np.int16, "charge": np.int8, "energy_eV": np.float64, "scan": np.int32}  # arrays
+OF_ATOMS = {"z": np.int8, "pos_half_milliangstrom": np.int16}
 
 
 class Scan(NamedTuple):
@@ -53,6 +58,34 @@ def subset_of(smiles: str) -> str:
     """The subset of a molecule, the same for its stereoisomers."""
     place = seed_of("torsions", smiles.translate(str.maketrans("", "", "@/\\"))) / 2**31
     return SUBSETS[1] if place < HELD_OUT else SUBSETS[2] if place < 2 * HELD_OUT else SUBSETS[0]
+
+
+def pack(options: argparse.Namespace) -> None:
+    """Write a folder of JSON files, each a list of the structures of a scan, as torsions.npz."""
+    content: dict[str, list] = {name: [] for name in (*OF_STRUCTURES, *OF_ATOMS, "smiles")}
+    for k, path in enumerate(sorted(options.folder.glob("*.json"))):
+        try:
+            scan = json.loads(path.read_text(encoding="utf-8"))
+            content["smiles"].append(scan[0]["smiles"])
+            for row in scan:
+                z, positions = [atomic_numbers[symbol] for symbol in row["elements"]], np.array(row["coordinates"])
+                content["num_atoms"].append(len(z))
+                content["charge"].append(row["charge"])
+                content["energy_eV"].append(row[f"E[{options.method}](Ha)"] * HARTREE)
+                content["scan"].append(k)
+                content["z"] += z
+                content["pos_half_milliangstrom"] += np.rint(2000 * (positions - positions.mean(0))).tolist()
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise SystemExit(f"{path} is not a scan: {type(error).__name__} {error}") from None
+    if not content["smiles"]:
+        raise SystemExit(f"{options.folder} has no JSON files")
+    if np.abs(content["pos_half_milliangstrom"]).max() > np.iinfo(np.int16).max:
+        raise SystemExit(f"{options.folder} has a structure larger than 32 Å")
+    with written_aside(options.output) as file:
+        np.savez_compressed(
+            file, **{name: np.array(rows, (OF_STRUCTURES | OF_ATOMS).get(name)) for name, rows in content.items()}
+        )
+    print(f"{len(content['smiles'])} scans, {len(content['scan'])} structures")
 
 
 def read_scans(path: Path) -> Iterator[Scan]:
@@ -160,6 +193,10 @@ def errors(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
+    zero = verbs.add_parser("pack", help=pack.__doc__)
+    zero.add_argument("folder", type=Path, help="folder of the JSON files, such as MLFF_test_data/TorsionTest2000")
+    zero.add_argument("output", type=Path, help="torsions.npz")
+    zero.add_argument("--method", default="wB97X-D3BJ/def2-TZVPD", help="of the energies, as the files name it")
     one = verbs.add_parser("frames", help=frames.__doc__)
     one.add_argument("scans", type=Path, help="torsions.npz")
     one.add_argument("output", type=Path, help="folder")
@@ -173,7 +210,7 @@ def main() -> None:
     for verb in (one, other):
         verb.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    {"frames": frames, "errors": errors}[options.verb](options)
+    {"pack": pack, "frames": frames, "errors": errors}[options.verb](options)
 
 
 if __name__ == "__main__":

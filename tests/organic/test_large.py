@@ -14,6 +14,7 @@ import torch
 import yaml
 from ase import Atoms
 from ase.build import molecule
+from ase.data import chemical_symbols
 from organic_world import FOLDER, ROOT
 
 from torchmdnet2 import Evaluator, System, load
@@ -105,6 +106,40 @@ def test_scans_are_read_as_they_were_written(large, tmp_path):
         assert (scan.number, scan.smiles, scan.charge) == (k, smiles, charge)
         assert np.array_equal(scan.z, z) and np.array_equal(scan.energies, energies)
         assert np.abs(scan.positions - positions).max() < 1e-9  # Å
+
+
+def test_a_download_is_packed(large, tmp_path):
+    """Files of structures in Å and hartree, as TorsionTest2000 has them, with another origin."""
+    folder = tmp_path / "json"
+    folder.mkdir()
+    shift = np.array([3, -20, 0.5])
+    for k, (smiles, z, positions, energies, charge) in enumerate(some_scans()):
+        rows = [
+            {"title": "t", "smiles": smiles, "coordinates": (x + shift).tolist(), "charge": charge,
+             "elements": [chemical_symbols[n] for n in z], "E[B97](Ha)": e / 27.211386245988, "E[CC](Ha)": 2 * e}
+            for x, e in zip(positions, energies, strict=True)
+        ]  # fmt: skip
+        (folder / f"testcase-{k:02d}.json").write_text(json.dumps(rows))
+    large.run("pack", folder, tmp_path / "packed.npz", "--method", "B97")
+    packed, given = (large.read_scans(tmp_path / f"{name}.npz") for name in ("packed", "torsions"))
+    for one, other in zip(packed, given, strict=True):
+        assert one._replace(z=0, positions=0, energies=0) == other._replace(z=0, positions=0, energies=0)
+        assert np.array_equal(one.z, other.z) and one.energies == pytest.approx(other.energies, abs=1e-9)
+        centred = other.positions - other.positions.mean(1, keepdims=True)
+        assert np.abs(one.positions - centred).max() < 1e-3 / 4 + 1e-9  # Å, rounded
+    rows[-1]["coordinates"][0][0] += 60
+    for content, words, message in (
+        (rows, ("--method", "B97"), "a structure larger than 32 Å"),
+        (rows, (), r"testcase-00.json is not a scan: KeyError 'E\[wB97X-D3BJ/def2-TZVPD\]\(Ha\)'"),
+        (rows[0], ("--method", "B97"), "testcase-00.json is not a scan"),
+        ([], ("--method", "B97"), "testcase-00.json is not a scan"),
+    ):
+        (folder / "testcase-00.json").write_text(json.dumps(content))
+        with pytest.raises(SystemExit, match=message):
+            large.run("pack", folder, tmp_path / "bad.npz", *words)
+    with pytest.raises(SystemExit, match="nothing has no JSON files"):
+        large.run("pack", tmp_path / "nothing", tmp_path / "bad.npz")
+    assert not (tmp_path / "bad.npz").exists()
 
 
 def test_subsets_are_of_molecules(large):
