@@ -128,15 +128,16 @@ class Student:
 
     def forces(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
         """[B, n, 3] eV/Å."""
-        found = self._run(numbers, positions, charge).forces
+        found = self.run(numbers, positions, charge).forces
         assert found is not None
         return found.reshape(*numbers.shape, 3)
 
     def energies(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
         """[B] eV."""
-        return self._run(numbers, positions, charge).energy
+        return self.run(numbers, positions, charge).energy
 
-    def _run(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Result:
+    def run(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Result:
+        """Energies [B], forces [B · n, 3] and all else that the model gives."""
         from torchmdnet2 import System
 
         size, n = numbers.shape
@@ -145,19 +146,33 @@ class Student:
         return self.evaluator(System(**parts, charge=charge.double()).to(device=self.device))
 
 
-class Model(Student, Teacher):
-    """A potential of this package, by file or name, as teacher: `large.yaml` learns with labels of its own start."""
+class Model(Teacher):
+    """Potentials of this package as teacher, by file or name: their mean, where several are given with commas.
 
-    def __init__(self, path: str | os.PathLike, device: str):
-        super().__init__(path, device)
-        potential = self.evaluator.potential
-        if "charges" not in potential.outputs:
-            raise SystemExit(f"{path} predicts no charges, which labels have: take another model")
-        self.description = str(path)
-        self.level = potential.level_of_theory or f"labels of {path}"
+    `large.yaml` learns with labels of its own start, `distil.yaml` with those of trained members. The first potential
+    alone gives the forces of dynamics.
+    """
+
+    def __init__(self, paths: str | os.PathLike, device: str):
+        names = os.fspath(paths).split(",")
+        self.members, self.device = [Student(name, device) for name in names], torch.device(device)
+        potentials = [member.evaluator.potential for member in self.members]
+        for potential, name in zip(potentials, names, strict=True):
+            if "charges" not in potential.outputs:
+                raise SystemExit(f"{name} predicts no charges, which labels have: take another model")
+        if len({potential.level_of_theory for potential in potentials}) > 1:
+            raise SystemExit(f"{paths}: the models have different levels of theory")
+        self.description = str(paths)
+        self.sha256 = " ".join(member.sha256 for member in self.members)
+        self.level = potentials[0].level_of_theory or f"labels of {paths}"
 
     def label(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Labels:
-        found = self._run(numbers, positions, charge)
-        assert found.forces is not None and found.charges is not None
-        forces, charges = found.forces.reshape(*numbers.shape, 3), found.charges.reshape(numbers.shape)
-        return Labels(found.energy, forces, charges, torch.zeros_like(found.energy))
+        found = [member.run(numbers, positions, charge) for member in self.members]
+        energy = torch.stack([result.energy for result in found]).mean(0)
+        forces = torch.stack([result.forces for result in found]).reshape(-1, *numbers.shape, 3)
+        charges = torch.stack([result.charges for result in found]).mean(0).reshape(numbers.shape)
+        spread = forces.double().std(0, correction=min(1, len(found) - 1)).norm(dim=2).amax(1)
+        return Labels(energy, forces.mean(0), charges, spread)
+
+    def forces(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
+        return self.members[0].forces(numbers, positions, charge)

@@ -1,0 +1,189 @@
+"""Distillation of models that were trained on torsion scans (large.py) into one network, see distil.yaml.
+
+    python scripts/organic/distil.py turned work/geometries
+    python scripts/organic/label.py work/geometries work/labels --model m0.tmn,m1.tmn --student organic --keep 1
+    python scripts/organic/distil.py scans torsions.npz work/scans --model m0.tmn,m1.tmn --start organic
+    torchmdnet2 train scripts/organic/distil.yaml
+
+Scans alone teach a few hundred kinds of torsions. The teacher carries what it has learned there to others: `turned`
+adds conformers with one bond turned by any angle, which `label.py` labels with all other geometries.
+
+`scans` writes SUBSET.h5, scans with the reference's energies, and copies.h5. The mean energy of a scan becomes that of
+the model that the training starts from: the teacher's would differ by an offset of some meV an atom, larger than the
+errors along the scan. Forces and charges are the teacher's. copies.h5 has two copies of each structure for training,
+one displaced, one with a bond turned by a few degrees, with the teacher's energy plus what the reference differs from
+it in the structure that they come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from ase.data import covalent_radii
+from large import Scan, read_scans, subset_of
+from shards import Geometry, bonded, read_shard, seed_of, write_shard
+from teachers import Labels, Model
+
+from torchmdnet2 import System
+from torchmdnet2.data import Sample, write_hdf5
+
+TRIES = 4  # at turning a bond without a collision
+FREE = 1.35  # times the sum of covalent radii, least distance of atoms that are three bonds or more apart
+DISPLACED, SMALL_ANGLES = 0.03, (4.0, 12.0)  # Å a coordinate, degrees, of copies
+LARGEST_FORCE, LARGEST_SPREAD = 20.0, 1.5  # eV/Å, of copies
+
+
+class Axis(NamedTuple):
+    """A bond that can be turned: atoms i and j, and which atoms are on the side of j."""
+
+    i: int
+    j: int
+    side: np.ndarray
+
+
+def axes_of(geometry: Geometry) -> list[Axis]:
+    """Bonds between heavy atoms, outside of rings, with at least one other atom at each end."""
+    bonds, heavy, found = bonded(geometry), geometry.numbers > 1, []
+    for i, j in zip(*np.nonzero(np.triu(bonds)), strict=True):
+        if heavy[i] and heavy[j] and bonds[i].sum() > 1 and bonds[j].sum() > 1:
+            cut = bonds.copy()
+            cut[i, j] = cut[j, i] = False
+            side, grown = np.eye(len(bonds), dtype=bool)[j], None
+            while grown is None or grown.sum() > side.sum():
+                side = side if grown is None else grown
+                grown = side | cut[side].any(0)
+            if not side[i]:
+                found.append(Axis(int(i), int(j), side))
+    return found
+
+
+def turned_by(positions: np.ndarray, axis: Axis, angle: float) -> np.ndarray:
+    """Positions [n, 3] with one side turned about the bond by an angle in radians (O. Rodrigues, 1840)."""
+    bond = positions[axis.j] - positions[axis.i]
+    u = bond / np.linalg.norm(bond)
+    r = positions[axis.side] - positions[axis.j]
+    found = positions.copy()
+    found[axis.side] = (
+        positions[axis.j]
+        + r * np.cos(angle)
+        + np.cross(u, r) * np.sin(angle)
+        + np.outer(r @ u, u) * (1 - np.cos(angle))
+    )
+    return found
+
+
+def _apart(geometry: Geometry, bonds: np.ndarray) -> np.ndarray:
+    radii, count = covalent_radii[geometry.numbers], bonds.astype(int)
+    distances = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
+    near = bonds | (count @ count > 0) | np.eye(len(bonds), dtype=bool)
+    return near | (distances > FREE * (radii[:, None] + radii[None]))
+
+
+def with_a_bond_turned(geometry: Geometry, rng: np.random.Generator) -> Geometry | None:
+    """The geometry with a random bond turned by a random angle; None if it has none, or atoms collide."""
+    axes, bonds = axes_of(geometry), bonded(geometry)
+    for _ in range(TRIES if axes else 0):
+        positions = turned_by(geometry.positions, axes[rng.integers(len(axes))], rng.uniform(0, 2 * np.pi))
+        moved = geometry._replace(positions=positions)
+        if _apart(moved, bonds).all():
+            return moved
+    return None
+
+
+def turned(options: argparse.Namespace) -> None:
+    """Write, for each shard of conformers for training and validation, one with a bond of each turned."""
+    count = 0
+    for subset in ("train", "validation"):
+        for path in sorted(options.geometries.glob(f"{subset}-conformers-*.npz")):
+            rng = np.random.default_rng(seed_of("turned", path.stem))
+            moved = (with_a_bond_turned(geometry, rng) for geometry in read_shard(path))
+            found = [geometry for geometry in moved if geometry is not None]
+            if found:
+                count += write_shard(path.with_name(path.name.replace("conformers", "turned")), found)
+    print(f"{count} geometries")
+
+
+def copies_of(scan: Scan) -> np.ndarray:
+    """A displaced copy of each structure of a scan, and then one with a bond turned by a few degrees, [2 k, n, 3]."""
+    rng = np.random.default_rng(seed_of("copies", scan.number))
+    axes = axes_of(Geometry("", scan.z, scan.positions[0], scan.charge))
+    angles = np.deg2rad(rng.uniform(*SMALL_ANGLES, len(scan.positions))) * rng.choice([-1, 1], len(scan.positions))
+    moved = [
+        turned_by(positions, axes[rng.integers(len(axes))], angle) if axes else positions
+        for positions, angle in zip(scan.positions, angles, strict=True)
+    ]
+    noise = rng.standard_normal((2, *scan.positions.shape))
+    return np.concatenate([scan.positions + DISPLACED * noise[0], np.array(moved) + DISPLACED / 3 * noise[1]])
+
+
+def samples_of(scan: Scan, positions: np.ndarray, energies: np.ndarray, labels: Labels) -> Iterator[Sample]:
+    """Structures [k, n, 3] of a scan with energies [k], and forces and charges of the labels."""
+    for k, (place, energy) in enumerate(zip(positions, energies, strict=True)):
+        system = System(
+            z=torch.as_tensor(scan.z), pos=torch.as_tensor(place), charge=torch.tensor([float(scan.charge)])
+        )
+        yield Sample(system, {"energy": torch.tensor([energy]), "forces": labels.forces[k].cpu().double(),
+                              "charges": labels.charges[k].cpu().double()})  # fmt: skip
+
+
+def scans(options: argparse.Namespace) -> None:
+    """Write scans of training and validation, and copies of those for training, with labels."""
+    teacher, start = Model(options.model, options.device), Model(options.start, options.device)
+    found: dict[str, list[Sample]] = {"train": [], "validation": [], "copies": []}
+    for scan in read_scans(options.scans):
+        subset = subset_of(scan.smiles)
+        if subset not in found:
+            continue
+        k = len(scan.positions)
+        positions = np.concatenate([scan.positions, copies_of(scan)]) if subset == "train" else scan.positions
+        count = len(positions)
+        given = (
+            torch.as_tensor(np.tile(scan.z, (count, 1)), device=teacher.device),
+            torch.as_tensor(positions, device=teacher.device),
+            torch.full((count,), float(scan.charge), device=teacher.device),
+        )
+        try:
+            labels, own = teacher.label(*given), start.label(*(values[:k] for values in given)).energy.cpu().numpy()
+        except ValueError as error:
+            raise SystemExit(f"scan {scan.number}, {scan.smiles}: {error}") from None
+        reference = scan.energies + np.mean(own - scan.energies)
+        found[subset] += samples_of(scan, scan.positions, reference, labels)
+        energies = labels.energy.cpu().numpy()
+        good = (labels.forces.norm(dim=2).amax(1) < LARGEST_FORCE) & (labels.spread < LARGEST_SPREAD)
+        chosen = np.flatnonzero(good[k:].cpu().numpy()) + k
+        corrected = energies + np.tile(reference - energies[:k], count // k)
+        found["copies"] += samples_of(
+            scan, positions[chosen], corrected[chosen], Labels(*(values[chosen] for values in labels))
+        )
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name, samples in found.items():
+        if samples:
+            samples.sort(key=lambda sample: sample.system.z.tolist())
+            write_hdf5(options.output / f"{name}.h5", samples)
+        print(f"{name}: {len(samples)} structures")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("turned", help=turned.__doc__)
+    one.add_argument("geometries", type=Path, help="folder of geometries.py")
+    other = verbs.add_parser("scans", help=scans.__doc__)
+    other.add_argument("scans", type=Path, help="torsions.npz, see large.py")
+    other.add_argument("output", type=Path, help="folder")
+    other.add_argument(
+        "--model", required=True, help="the teacher: a .tmn file or a name; several with commas: their mean"
+    )
+    other.add_argument("--start", default="organic", help="the model that the training starts from")
+    other.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    {"turned": turned, "scans": scans}[options.verb](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""scripts/organic/distil.py: turned bonds, copies of scans and their labels; the mean of several teachers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from organic_world import FOLDER, ROOT
+from test_large import CHAINS, arrays_of, scan_of
+
+from torchmdnet2 import checkpoint, load
+from torchmdnet2.data import open_dataset
+from torchmdnet2.training.config.config import load_config
+from torchmdnet2.training.run.run import run_training
+
+
+@pytest.fixture
+def world(scripts):
+    """The scripts, and a function that returns a molecule of ASE as a geometry."""
+    distil, shards = scripts("distil"), scripts("shards")
+
+    def geometry(name):
+        atoms = molecule(name)
+        return shards.Geometry(name, atoms.numbers, atoms.positions, 0)
+
+    return SimpleNamespace(
+        distil=distil, large=scripts("large"), shards=shards, Model=scripts("teachers").Model, geometry=geometry
+    )
+
+
+def test_axes_are_bonds_that_turn(world):
+    butane = world.geometry("trans-butane")
+    axes = world.distil.axes_of(butane)
+    assert len(axes) == 3  # each C-C bond; methyl groups turn too
+    for axis in axes:
+        assert axis.side[axis.j] and not axis.side[axis.i]
+        crossing = world.shards.bonded(butane)[axis.side][:, ~axis.side].sum()
+        assert crossing == 1  # the sides are joined by this bond alone
+    assert world.distil.axes_of(world.geometry("C6H6")) == []  # a ring
+    assert world.distil.axes_of(world.geometry("CH3OH")) != [] and world.distil.axes_of(world.geometry("CH4")) == []
+    assert world.distil.axes_of(world.geometry("HCN")) == []  # N has no other atom
+
+
+@pytest.mark.parametrize("angle", [0.3, np.pi, 2 * np.pi])
+def test_a_turned_bond_changes_only_torsions(world, angle):
+    butane = world.geometry("trans-butane")
+    axis = max(world.distil.axes_of(butane), key=lambda found: min(found.side.sum(), (~found.side).sum()))
+    moved = world.distil.turned_by(butane.positions, axis, angle)
+
+    def distances(x):
+        return np.linalg.norm(x[:, None] - x[None], axis=2)
+
+    old, new = distances(butane.positions), distances(moved)
+    for part in (axis.side, ~axis.side):
+        np.testing.assert_allclose(new[np.ix_(part, part)], old[np.ix_(part, part)], atol=1e-12)
+    bonds = world.shards.bonded(butane)
+    near = bonds | (bonds.astype(int) @ bonds.astype(int) > 0)
+    np.testing.assert_allclose(new[near], old[near], atol=1e-12)  # lengths and angles
+    ends = [int(np.flatnonzero(bonds[k] & (butane.numbers > 1) & part)[0])
+            for k, part in ((axis.i, ~axis.side), (axis.j, axis.side))]  # fmt: skip
+    before, after = (torsion(x, ends[0], axis.i, axis.j, ends[1]) for x in (butane.positions, moved))
+    assert np.cos(after - before - angle) == pytest.approx(1, abs=1e-9)
+
+
+def torsion(x, a, b, c, d):
+    u, v, w = x[b] - x[a], x[c] - x[b], x[d] - x[c]
+    return np.arctan2(np.linalg.norm(v) * u @ np.cross(v, w), np.cross(u, v) @ np.cross(v, w))
+
+
+def test_turned_geometries(world, tmp_path):
+    world.shards.write_shard(
+        tmp_path / "train-conformers-0000.npz", [world.geometry(name) for name in ("trans-butane", "CH4", "CH3CH2OH")]
+    )
+    world.shards.write_shard(tmp_path / "test-conformers-0000.npz", [world.geometry("trans-butane")])
+    world.distil.turned(SimpleNamespace(geometries=tmp_path))
+    assert sorted(path.name for path in tmp_path.glob("*turned*")) == ["train-turned-0000.npz"]
+    first = [list(world.shards.read_shard(tmp_path / "train-turned-0000.npz"))]
+    world.distil.turned(SimpleNamespace(geometries=tmp_path))
+    again = list(world.shards.read_shard(tmp_path / "train-turned-0000.npz"))
+    assert [g.name for g in again] == ["trans-butane", "CH3CH2OH"]  # methane has no bond to turn
+    for one, other in zip(first[0], again, strict=True):
+        np.testing.assert_array_equal(one.positions, other.positions)
+        assert (world.shards.bonded(one) == world.shards.bonded(world.geometry(one.name))).all()
+        assert np.abs(one.positions - (x := world.geometry(one.name).positions) + x.mean(0)).max() > 0.05
+
+
+def test_no_atoms_collide_in_turned_geometries(world):
+    rng, crowded = np.random.default_rng(0), world.geometry("C3H9C")  # (CH3)3C
+    for _ in range(20):
+        moved = world.distil.with_a_bond_turned(crowded, rng)
+        if moved is not None:
+            assert (world.shards.bonded(moved) == world.shards.bonded(crowded)).all()
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory):
+    """Two models of one level: organic-small, and the same with a scaled read-out."""
+    folder, found = tmp_path_factory.mktemp("members"), []
+    for name, factor in (("a", 1.0), ("b", 1.02)):
+        potential = load("organic-small")
+        with torch.no_grad():
+            for parameter in potential.head.parameters():
+                parameter *= factor
+        checkpoint.save(
+            potential, folder / f"{name}.tmn", {k: v for k, v in potential.metadata.items() if k != "calibration"}
+        )
+        found.append(str(folder / f"{name}.tmn"))
+    return found
+
+
+def test_a_teacher_of_several_models_gives_their_mean(world, members):
+    atoms = molecule("CH3OH")
+    given = torch.as_tensor(atoms.numbers)[None], torch.as_tensor(atoms.positions)[None], torch.zeros(1)
+    both, one, other = (world.Model(name, "cpu") for name in (",".join(members), *members))
+    mean, first, second = (teacher.label(*given) for teacher in (both, one, other))
+    for name in ("energy", "forces", "charges"):
+        a, b = getattr(first, name), getattr(second, name)
+        torch.testing.assert_close(getattr(mean, name), (a + b) / 2)
+    assert (first.forces - second.forces).abs().max() > 1e-3
+    worst = (first.forces - second.forces).double().norm(dim=2).max() / 2**0.5  # of two values
+    torch.testing.assert_close(mean.spread, worst[None], rtol=1e-5, atol=1e-7)
+    assert first.spread.tolist() == [0.0]
+    torch.testing.assert_close(both.forces(*given), first.forces)  # of dynamics: the first alone
+    assert both.sha256.split() == [one.sha256, other.sha256] and both.level == one.level
+
+
+def test_models_of_several_levels_are_no_teacher(world, members):
+    with pytest.raises(SystemExit, match="different levels of theory"):
+        world.Model(f"{members[0]},aimnet2", "cpu")
+
+
+def gentle(scan):
+    """The scan with a third of its displacements: forces of no copy are too large."""
+    smiles, z, positions, energies, charge = scan
+    first = molecule("CH3CH2OH").positions
+    return smiles, z, first + (positions - first) / 3, energies, charge
+
+
+@pytest.fixture
+def written(world, members, tmp_path):
+    """A scan for training and one for validation, and the frames that are made of them."""
+    rows, wanted = [], {"train", "validation", "test"}
+    for k in range(1, 200):  # a SMILES for each subset
+        subset = world.large.subset_of("C" * k)
+        if subset in wanted:
+            wanted.discard(subset)
+            rows.append(gentle(scan_of("C" * k, "CH3CH2OH", k, k=3)))
+    np.savez(tmp_path / "torsions.npz", **arrays_of(rows))
+    paths = {"scans": tmp_path / "torsions.npz", "output": tmp_path / "scans"}
+    world.distil.scans(SimpleNamespace(**paths, model=",".join(members), start="organic-small", device="cpu"))
+    return tmp_path, {world.large.subset_of(scan.smiles): scan for scan in world.large.read_scans(paths["scans"])}
+
+
+def frames_of(path):
+    return list(open_dataset([str(path)], keys={name: name for name in ("energy", "forces", "charges")}))
+
+
+def test_frames_of_scans(world, written, members):
+    folder, scans = written
+    assert sorted(path.name for path in (folder / "scans").iterdir()) == ["copies.h5", "train.h5", "validation.h5"]
+    teacher, start = world.Model(",".join(members), "cpu"), world.Model("organic-small", "cpu")
+    for subset in ("train", "validation"):
+        scan, frames = scans[subset], frames_of(folder / "scans" / f"{subset}.h5")
+        assert len(frames) == 3
+        given = torch.as_tensor(np.tile(scan.z, (3, 1))), torch.as_tensor(scan.positions), torch.zeros(3)
+        labels, own = teacher.label(*given), start.label(*given).energy.numpy()
+        energies = np.array([float(frame.labels["energy"]) for frame in frames])
+        np.testing.assert_allclose(energies - energies.mean(), scan.energies - scan.energies.mean(), atol=1e-6)
+        assert energies.mean() == pytest.approx(own.mean(), abs=1e-6)  # that of the start
+        for k, frame in enumerate(frames):
+            np.testing.assert_allclose(frame.labels["forces"], labels.forces[k], atol=1e-5)
+            np.testing.assert_allclose(frame.labels["charges"], labels.charges[k], atol=1e-6)
+            np.testing.assert_allclose(frame.system.pos, scan.positions[k], atol=1e-6)
+
+
+def test_copies_of_scans(world, written, members):
+    folder, scans = written
+    scan, frames, teacher = (
+        scans["train"],
+        frames_of(folder / "scans" / "copies.h5"),
+        world.Model(",".join(members), "cpu"),
+    )
+    positions = world.distil.copies_of(scan)
+    assert len(frames) == len(positions) == 6  # two of each structure
+    moved = positions - np.tile(scan.positions, (2, 1, 1))
+    assert 0.02 < moved[:3].std() < 0.04 and np.abs(moved[3:]).max() > 0.05
+    original = [float(frame.labels["energy"]) for frame in frames_of(folder / "scans" / "train.h5")]
+
+    def energies(x):
+        count = len(x)
+        return teacher.label(
+            torch.as_tensor(np.tile(scan.z, (count, 1))), torch.as_tensor(x), torch.zeros(count)
+        ).energy.numpy()
+
+    differs = np.array(original) - energies(scan.positions)
+    expected = energies(positions) + np.tile(differs, 2)
+    np.testing.assert_allclose([float(frame.labels["energy"]) for frame in frames], expected, atol=1e-5)
+    np.testing.assert_allclose(np.array([frame.system.pos.numpy() for frame in frames]), positions, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_training_of_its_description(world, members, monkeypatch, tmp_path):
+    """Geometries, labels and scans, as the scripts make them, train organic further."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    np.savez("torsions.npz", **arrays_of([gentle(scan_of(word, "CH3CH2OH", k)) for k, word in enumerate(CHAINS)]))
+    Path("work/geometries").mkdir(parents=True)
+    for subset, names in (("train", ("trans-butane", "CH3Cl")), ("validation", ("CH3CH2OH",))):
+        world.shards.write_shard(
+            Path(f"work/geometries/{subset}-conformers-0000.npz"), [world.geometry(name) for name in names]
+        )
+
+    def script(*words):
+        subprocess.run([sys.executable, *map(str, words)], check=True, capture_output=True, text=True)
+
+    teacher = ",".join(members)
+    script(FOLDER / "distil.py", "turned", "work/geometries")
+    script(FOLDER / "label.py", "work/geometries", "work/labels", "--model", teacher, "--frames", 2, "--every", 2)
+    script(FOLDER / "distil.py", "scans", "torsions.npz", "work/scans", "--model", teacher)
+    settings = ["batch_size=8", "max_epochs=2", "warmup_steps=0", "num_threads=1", "device=cpu", "precision=float32"]
+    path = run_training(load_config(FOLDER / "distil.yaml", [f"training.{setting}" for setting in settings]))
+    metrics = json.loads((path.parent / "metrics.json").read_text())
+    # a scan, and ethanol as built and with a bond turned, each with two frames of dynamics
+    assert metrics["validation"]["energy"]["count"] == 4 + 2 * 3
+    start, trained = load("organic"), load(path)
+    assert "ωB97X-D3(BJ)" in trained.level_of_theory
+    assert len(list(trained.representation.parameters())) == len(list(start.representation.parameters()))
+    assert [type(prior) for prior in trained.priors] == [type(prior) for prior in start.priors]
