@@ -9,6 +9,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -581,6 +583,33 @@ def test_an_input_without_structures_and_results_that_are_not_finite(small, tmp_
         assert not outcome.structures and "is not finite" in outcome.errors[0]
 
 
+def test_an_empty_input_leaves_no_file_and_says_where_the_earlier_one_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("in.sdf").write_text("\n")
+    Path("out.csv").write_text("earlier")
+    assert main(["score", "organic-small", "in.sdf", "out.csv"]) == 1
+    assert "note: the earlier out.csv was renamed to out.csv.old" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"in.sdf", "out.csv.old"}
+    assert Path("out.csv.old").read_text() == "earlier"
+
+
+@pytest.mark.parametrize("verb", ["score", "evaluate"])
+def test_a_stderr_that_nobody_reads_does_not_end_a_run(tmp_path, verb):
+    starts = rattled(["H2O"] * 3)
+    for atoms in starts:
+        atoms.info["energy"], atoms.arrays["forces"] = 0.0, np.zeros((3, 3))
+    write(tmp_path / "in.xyz", starts, format="extxyz")
+    save(tiny_potential(), tmp_path / "tiny.tmn")
+    output = {"score": ["out.xyz"], "evaluate": ["--output", "out.xyz"]}[verb]
+    (tmp_path / "out.xyz").write_text("earlier")  # of which a note tells
+    command = [sys.executable, "-m", "torchmdnet2", verb, "tiny.tmn", "in.xyz", *output]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=writing)
+    os.close(writing)
+    assert ended.returncode == 0 and len(read(tmp_path / "out.xyz", ":")) == 3
+
+
 def test_what_has_no_conformers_is_named_in_its_record(monkeypatch):
     chem = pytest.importorskip("rdkit.Chem.AllChem")
     from torchmdnet2.streams.conformers import Preparation
@@ -743,8 +772,10 @@ def test_atoms_nearer_than_a_bond_are_counted_over_restarts(tmp_path, monkeypatc
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(Journal, "commit", killed)
             torchmdnet2.score(potential, starts, tmp_path / "out.csv", block=2)
+    console = Console(file=io.StringIO())
     with pytest.warns(StructureWarning, match="3 structures have atoms nearer than any bond, first record 1: "):
-        torchmdnet2.score(potential, starts, tmp_path / "out.csv", block=2)
+        torchmdnet2.score(potential, starts, tmp_path / "out.csv", block=2, console=console)
+    assert "6 records, 6 structures, " in console.file.getvalue()  # not only those since the restart
 
 
 @pytest.mark.parametrize(("charge", "named"), [("-2", True), ("0", False)])

@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(str(stop) or "interrupted", file=sys.stderr)
         return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # as in `torchmdnet2 config | head`
-        from ..core.console import silence_stdout
+        from ..core.console import silence
 
-        silence_stdout()
+        silence(sys.stdout)
         return 0
     except Exception as error:
         no_memory = type(error).__name__ == "OutOfMemoryError"  # PyTorch's; not all commands import PyTorch

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 __all__ = [
     "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_devices", "add_model",
@@ -26,7 +26,8 @@ _PLAIN = {"−": "-", "–": "-", "→": "->", "≤": "<=", "≥": ">=", "·": "
 
 
 def steady_streams() -> None:
-    """Keep commands running despite closed streams (>&-) and characters that a terminal cannot show."""
+    """Keep commands running despite closed streams (>&-), characters that a terminal cannot show, and the end of what
+    reads the standard error."""
     codecs.register_error("torchmdnet2.nearest", _nearest)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -34,6 +35,34 @@ def steady_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
         elif hasattr(stream, "reconfigure"):  # not within notebooks
             stream.reconfigure(errors="torchmdnet2.nearest")
+    if not isinstance(sys.stderr, _Notes):
+        sys.stderr = _Notes(sys.stderr)  # type: ignore[assignment]
+
+
+class _Notes:
+    """The standard error. Notes and progress that cannot be written are dropped, as when its reader has left or the
+    terminal was closed: they are no reason to end a run."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._tried(lambda: self._stream.write(text))
+
+    def flush(self) -> None:
+        self._tried(self._stream.flush)
+
+    def _tried(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except OSError:
+            from ..core.console import silence
+
+            silence(self._stream)
+            return 0
 
 
 def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -284,13 +313,16 @@ def note(text: str) -> None:
 
 @contextmanager
 def keeping(path: Path) -> Iterator[None]:
-    """Report, after the block has written a file with keep=True, the new name of an earlier file."""
+    """Report, after a block, also one that fails, the new name of an earlier file if the block has renamed it."""
     from ..core.files import old_name
 
-    existed = path.exists()
-    yield
-    if existed:
-        note(f"the earlier {path} was renamed to {old_name(path)}")
+    before = os.lstat(path) if os.path.lexists(path) else None
+    try:
+        yield
+    finally:
+        old = old_name(path)
+        if before is not None and os.path.lexists(old) and os.path.samestat(before, os.lstat(old)):
+            note(f"the earlier {path} was renamed to {old}")
 
 
 def split_index(path: str) -> tuple[str, str | None]:

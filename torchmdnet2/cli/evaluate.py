@@ -123,8 +123,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     job = {"model": [identity(name) for name in models], "data": [identity(name) for name in data.files],
            "options": repr((keys, units, settings, options.data, options.format, options.batch_size, options.subset)),
            "split": options.split and identity(options.split)}  # fmt: skip
-    fresh = output is not None and not output.with_name(f"{output.name}.progress").exists()
-    with keeping(output) if output is not None and fresh else nullcontext():
+    with keeping(output) if output is not None else nullcontext():
         found = evaluate_stream(evaluation, source, devices, output, job, make_console(stderr=True), options.dask)
     if options.coulomb != "pme" and not found.periodic:
         note(f"--coulomb {options.coulomb} had no effect: no frame is periodic")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .common import (
     Command,
@@ -11,6 +13,7 @@ from .common import (
     add_coulomb,
     add_devices,
     add_model,
+    keeping,
     make_console,
     opening,
     output_file,
@@ -58,39 +61,38 @@ def _relax(options: argparse.Namespace) -> None:
 
     given = {"window": options.window, "rmsd": options.rmsd, "most": options.keep}
     chosen = {name: value for name, value in given.items() if value is not None}
-    relax(
-        options.model,
-        options.input,
-        _output(options),
+    _run(
+        relax,
+        options,
         fmax=options.fmax,
         steps=options.steps,
         conformers=options.conformers,
         ranking=Ranking(**chosen) if chosen else None,
-        seed=options.seed,
         cell=options.cell,
-        devices=options.devices,
-        **opening(options, [options.model]),
-        report=options.report,
-        dask=options.dask,
-        console=make_console(),
     )
 
 
 def _score(options: argparse.Namespace) -> None:
     from ..streams import score
 
-    score(
-        options.model,
-        options.input,
-        _output(options),
-        novelty=not options.no_novelty,
-        seed=options.seed,
-        devices=options.devices,
-        **opening(options, [options.model]),
-        report=options.report,
-        dask=options.dask,
-        console=make_console(),
-    )
+    _run(score, options, novelty=not options.no_novelty)
+
+
+def _run(verb: Callable[..., Any], options: argparse.Namespace, **more: Any) -> None:
+    output = _output(options)
+    with keeping(output):
+        verb(
+            options.model,
+            options.input,
+            output,
+            seed=options.seed,
+            devices=options.devices,
+            **opening(options, [options.model]),
+            report=options.report,
+            dask=options.dask,
+            console=make_console(stderr=True),
+            **more,
+        )
 
 
 def _output(options: argparse.Namespace) -> Path:

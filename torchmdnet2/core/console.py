@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
 
-__all__ = ["SteadyConsole", "silence_stdout"]
+__all__ = ["SteadyConsole", "silence"]
 
 
 class SteadyConsole(Console):
@@ -26,12 +25,12 @@ class SteadyConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        silence_stdout()
+        silence(self.file)
 
 
-def silence_stdout() -> None:
-    """Discard what is still to be printed, also what Python's last flush would print."""
+def silence(stream: Any) -> None:
+    """Discard what is still to be written to a stream, also what Python's last flush would write."""
     with suppress(OSError, ValueError):  # no file, as within notebooks
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Journal", "Pool", "ProcessEnded", "Setup", "Stages", "Work", "blocks_of", "devices_pool", "helpers_for",
-    "helpers_pool", "in_order", "left_text", "may_have_children", "through",
+    "helpers_pool", "in_order", "left_text", "may_have_children", "rate_text", "through",
 ]  # fmt: skip
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
@@ -269,6 +269,11 @@ def _started(executor: ProcessPoolExecutor, count: int) -> Iterator[None]:
         yield
     finally:
         thread.join()
+
+
+def rate_text(count: int, seconds: float) -> str:
+    """Return how many of something there are in a second, with three digits."""
+    return f"{float(f'{count / max(seconds, 1e-9):.3g}'):,g}"
 
 
 def left_text(seconds: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from bisect import bisect_right
@@ -25,7 +26,7 @@ import torch
 from ..checkpoint import load
 from ..core.devices import devices_of
 from ..core.files import claimed
-from ..core.pipeline import Journal, Stages, Work, helpers_for, left_text, through
+from ..core.pipeline import Journal, Stages, Work, helpers_for, left_text, rate_text, through
 from ..data import Dataset, Sample
 from ..data.dataset import select
 from ..data.reader import Chunk, InMemoryDataset, Reader
@@ -415,6 +416,7 @@ class _BlockEvaluator:
                 if error is not None:
                     name, words = block.names[k], " ".join(str(error).split()) or type(error).__name__
                     found.failures.append(words if words.startswith(name) else f"{name}: {words}")
+        found.failures = _by_frame(found.failures, block.names)
         found.sums = [_plain(own) for own in sums] if found.frames else []
         found.spread = spread.rows(1, 0)
         return found
@@ -477,6 +479,22 @@ class _BlockEvaluator:
         results = [evaluator(filled, properties.forces, stress) for evaluator in self._evaluators]
         return [without_rest(result, system, member.outputs) if filled is not system else result
                 for member, result in zip(self._members, results, strict=True)]  # fmt: skip
+
+
+def _by_frame(lines: list[str], names: Iterable[str]) -> list[str]:
+    """Return lines about frames in the order of the frames, whether they failed when they were read or later."""
+    if len(lines) < 2:
+        return lines
+    places: dict[str, int] = {}
+
+    def key(line: str) -> tuple[int, int]:
+        where, _, rest = line.partition(", frame ")
+        number = re.match(r"\d+", rest)
+        return places.setdefault(where, len(places)), int(number[0]) if number else 0
+
+    for name in names:
+        key(name)
+    return sorted(lines, key=key)
 
 
 def _plain(sums: ErrorSums) -> dict[str, list]:
@@ -548,7 +566,7 @@ class Evaluated:
             before: number of frames from an earlier run.
             part: part of the frames of this run that has been read, 0 to 1; 0 if it is not known.
         """
-        text = f"{self.read} frames, {(self.read - before) / max(seconds, 1e-9):.3g} frames/s"
+        text = f"{self.read} frames, {rate_text(self.read - before, seconds)} frames/s"
         if 0 < part < 1:
             text += left_text(seconds * (1 - part) / part)
         return text + (f", {self.failed} failed" if self.failed else "")

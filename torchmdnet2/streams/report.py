@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.files import atomic_write
 from ..core.html_page import document, figure_png, image, table
+from ..core.pipeline import rate_text
 from ..errors import needs_extra
 from ..training.reporting.report import structures as pictures_of
 from .records import RecordFile
@@ -85,7 +86,7 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
         ["not converged, or with changed bonds", str(int((found["converged"] == 0).sum()))],
         ["with changed bonds", str(changed)],
         ["novelty above 1", str(int((found["novelty"] > 1).sum()))],
-        ["time", f"{found['seconds'].sum():.1f} s, {len(formulas) / max(found['seconds'].sum(), 1e-9):.3g} a second"],
+        ["time", f"{found['seconds'].sum():.1f} s, {rate_text(len(formulas), found['seconds'].sum())} a second"],
     ]
     best = nsmallest(_BEST, np.flatnonzero(found["converged"] == 1).tolist(), key=lambda k: (found["above"][k], k))
     body = [

@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from ..core.pipeline import (
     blocks_of,
     helpers_for,
     left_text,
+    rate_text,
     through,
 )
 from ..data.structures import Beside
@@ -449,10 +450,10 @@ def _stream(
     with claimed(path, *files, *pages):
         journal = Journal(path, files, {**job, "report": report})
         first = journal.done
-        summary.near, summary.first_near = journal.kept or (0, "")
+        summary.resume(journal.kept or {})
         if first and console is not None:
             console.print(f"{path}: continues after {first} records", highlight=False, markup=False, soft_wrap=True)
-        status = console.status("") if console is not None else nullcontext()
+        status = console.status("the first records are computed") if console is not None else nullcontext()
         with journal.writing("records"):
             with status:
                 for written in computed(first):
@@ -462,12 +463,14 @@ def _stream(
                     if report:
                         head = csv_head(rows).replace("\n", ",seconds\n") * new
                         texts.append(head + "".join(f"{row[:-1]},{seconds:.3g}\n" for row in written.rows))
-                    journal.commit(written.records, *texts, kept=(summary.near, summary.first_near))
+                    journal.commit(written.records, *texts, kept=summary.kept())
                     if console is not None:
                         status.update(summary.words(end, first))  # type: ignore[union-attr]
-            if report and journal.done:
+            if not journal.done:
+                raise BadData(f"{source.file.path + ': ' if source.file else ''}the input has no structures")
+            if report:
                 write_report(path.with_suffix(".html"), _title(path, job), rows, failed, results)
-            if is_hdf5(path) and journal.done:
+            if is_hdf5(path):
                 convert_to_hdf5(results, path)
         for temporary in [*([rows] if report else []), *([results] if results != path else [])]:
             temporary.unlink()
@@ -475,9 +478,7 @@ def _stream(
             reason = file.readline().strip()
         if not reason:
             failed.unlink()
-        if not journal.done:
-            raise BadData(f"{source.file.path + ': ' if source.file else ''}the input has no structures")
-        if not (first or summary.structures):
+        if not summary.structures:
             raise BadData(f"none of {summary.records} records could be computed, see {failed}; {reason}")
         if console is not None:
             lines = [f"{summary.words(1.0, first)}; wrote {path}"]
@@ -516,6 +517,8 @@ def _failures(record: Record, errors: Sequence[str]) -> str:
 class Summary:
     """Counts of a run, and its rate."""
 
+    _KEPT = ("records", "structures", "failed", "unconverged", "near", "first_near")
+
     def __init__(self) -> None:
         self.records = self.structures = self.failed = self.unconverged = self.near = 0
         self.first_near = ""
@@ -524,10 +527,18 @@ class Summary:
     def add(self, written: _Written) -> float:
         """Add the counts of a block; return its time divided by the number of structures, s."""
         before, self._last = self._last, time.monotonic()
-        for name in ("records", "structures", "failed", "unconverged"):
+        for name in self._KEPT[:4]:
             setattr(self, name, getattr(self, name) + getattr(written, name))
         self.take(written.near)
         return (self._last - before) / max(1, written.structures)
+
+    def kept(self) -> dict[str, Any]:
+        """Return the counts as plain data."""
+        return {name: getattr(self, name) for name in self._KEPT}
+
+    def resume(self, kept: Mapping[str, Any]) -> None:
+        """Continue from what `kept` returned."""
+        vars(self).update(kept)
 
     def take(self, near: Sequence[str]) -> None:
         """Count structures with atoms nearer than any bond, and keep the first."""
@@ -548,10 +559,10 @@ class Summary:
             fraction: part of the input up to the end of these records; 0 if unknown.
             before: number of records from an earlier run.
         """
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        text = f"{self.records} records, {self.structures} structures, {self.records / seconds:.3g} records/s"
-        if 0 < fraction < 1 and self.records:
-            read = self.records / (before + self.records) * fraction
+        seconds, new = time.monotonic() - self._began, self.records - before
+        text = f"{self.records} records, {self.structures} structures, {rate_text(new, seconds)} records/s"
+        if 0 < fraction < 1 and new:
+            read = new / self.records * fraction
             text += left_text(seconds * (1 - fraction) / max(read, 1e-9))
         for count, words in ((self.failed, "with failures"), (self.unconverged, "not converged")):
             text += f", {count} {words}" if count else ""
