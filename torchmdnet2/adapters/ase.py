@@ -208,7 +208,8 @@ class TorchMDNet2Calculator(Calculator):
                 f"this model does not provide '{name}'; it provides {', '.join(self.implemented_properties)}"
             )
         with self._lock:
-            changes = self.check_state(atoms) if atoms is not None else []
+            given = None if atoms is None else self._structure(atoms)  # once: it takes a part of a small step
+            changes = [] if given is None else self._differences(given)
             if changes:
                 self.reset()
             if name not in self.results:
@@ -217,7 +218,7 @@ class TorchMDNet2Calculator(Calculator):
                 if name == "novelty" and self._entered is not None:
                     self.results |= self._look(self._entered, asked=True)
                 else:
-                    self.calculate(atoms, [name], changes)
+                    self.calculate(given, [name], changes)
             self._stress_wanted |= name in ("stress", "stress_std")  # it may have come with the forces
             if name not in self.results:
                 raise PropertyNotImplementedError(
@@ -233,18 +234,21 @@ class TorchMDNet2Calculator(Calculator):
             atoms: the structure to compare.
             tol: not used; any change counts.
         """
-        return list(all_changes) if self._entered is None else self._entered.differences(self._structure(atoms))
+        return self._differences(self._structure(atoms))
+
+    def _differences(self, structure: Structure) -> list[str]:
+        return list(all_changes) if self._entered is None else self._entered.differences(structure)
 
     def calculate(
         self,
-        atoms: Atoms | None = None,
+        atoms: Atoms | Structure | None = None,
         properties: list[str] | None = None,
         system_changes: list[str] = all_changes,
     ) -> None:
         """Fill `results` for one structure.
 
         Args:
-            atoms: the structure; None takes the one of the last calculation.
+            atoms: the structure, as Atoms or as this calculator copies it; None takes the one of the last calculation.
             properties: "stress" adds the stress; energy and forces are always computed.
             system_changes: ignored, everything is computed again.
 
@@ -255,7 +259,8 @@ class TorchMDNet2Calculator(Calculator):
             NoStress: the stress is requested, but the structure has no cell with a volume.
         """
         with self._lock:
-            structure = self._entered if atoms is None else self._structure(atoms)
+            given = self._entered if atoms is None else atoms
+            structure = given if given is None or isinstance(given, Structure) else self._structure(given)
             if structure is None:
                 raise CalculatorSetupError("no structure was given to the calculator: pass one to its method")
             self.reset()
