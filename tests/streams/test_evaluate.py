@@ -429,6 +429,28 @@ def test_batches_as_on_a_gpu_give_the_same(folder, models, size):
         assert filled.get_potential_energy() == pytest.approx(plain.get_potential_energy(), abs=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 200), (torch.float32, 2000)])
+def test_batches_on_a_cpu_have_a_number_of_atoms(dtype, most):
+    """Intermediate results of a batch fit into the caches of a core."""
+    sizes = [5, 300, 120, 90, *[60] * 40, most + 1, 5]
+    systems = [System(z=torch.ones(n, dtype=torch.long), pos=torch.zeros(n, 3)) for n in sizes]
+    block = evaluating.FrameBlock.of(
+        [Sample(s, {"energy": torch.zeros(1)}) for s in systems], [str(n) for n in sizes], []
+    )
+
+    def batches(size):
+        options = evaluating.Evaluation(("a.tmn",), {}, Properties(), size, {}, False)
+        found = evaluating._BlockEvaluator(options, [tiny_potential(dtype=dtype)])._batches(block.dataset())
+        return [list(batch) for batch in found]
+
+    found = batches(None)
+    assert [k for batch in found for k in batch] == list(range(len(sizes)))  # all, in order
+    atoms = [sum(sizes[k] for k in batch) for batch in found]
+    assert all(n <= most or len(batch) == 1 for n, batch in zip(atoms, found, strict=True))
+    assert all(n + sizes[batch[0]] > most for n, batch in zip(atoms, found[1:], strict=False))  # none is too short
+    assert {len(batch) for batch in batches(7)[:-1]} == {7}  # as asked
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_cells_of_a_model_that_sums_over_all_pairs_of_molecules(folder, capsys, dtype):
     """Molecules and cells in one file, by lattice sums in cells, as the potential evaluates them."""

@@ -60,7 +60,7 @@ def add(command: Command) -> None:
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="frames of --split (default: test)")
-    words = "32 on a CPU; on a GPU, as many as have some ten thousand atoms"
+    words = "as many as have 200 atoms in float64 on a CPU, 2,000 in float32, some ten thousand on a GPU"
     test.add_argument("--batch-size", type=int, help=f"frames of a batch (default: {words})")
     test.add_argument(
         "--output",

@@ -55,7 +55,7 @@ _ALL = 2**17  # atoms of which the spread is kept as a whole; of more, that of a
 _AT_ONCE = 256  # frames of a data set that are read at once
 _FIRST = 1000  # frames that are read before it is an error that none has a label
 _BLOCK = {"cpu": 128, "cuda": 2048}  # least number of frames that are computed, written and repeated together
-_BATCH = 32  # number of frames of a batch on a CPU
+_AT_MOST = {True: 200, False: 2000}  # number of atoms of a batch on a CPU, with autograd in float64 and with kernels
 _EXACT = 8192  # number of atoms of a batch on a GPU that plain PyTorch evaluates
 _LARGEST = 2**18  # atoms; blocks end when they have as many, so that large structures need no more memory
 _ARRAYS = tuple(f.name for f in fields(System))
@@ -424,8 +424,10 @@ class _BlockEvaluator:
     def _batches(self, data: InMemoryDataset) -> Iterable[Sequence[int]]:
         """Return the frames of each batch."""
         size, sizes = self._options.batch_size, data.sizes()
-        if not self._on_gpu or (self._exact and size is not None):
-            return in_order(len(data), size or _BATCH)
+        if size is not None and (self._exact or not self._on_gpu):
+            return in_order(len(data), size)
+        if not self._on_gpu:  # larger batches leave the caches of a core
+            return parts(range(len(data)), sizes.tolist(), lambda atoms, _: atoms <= _AT_MOST[self._exact])
         largest, atoms = int(sizes.max()), _EXACT if self._exact else BatchCapacity.of_block(int(sizes.sum()))
         if self._capacity is None or self._capacity.atoms <= largest:
             self._capacity = BatchCapacity(self._members[0], largest, atoms, padded=not self._exact)
@@ -602,7 +604,7 @@ def evaluate_stream(
         BadConfig: as `Journal` and `claimed`.
     """
     found = Evaluated(evaluation.units)
-    least, size = _BLOCK["cpu" if devices[0] == "cpu" else "cuda"], evaluation.batch_size or _BATCH
+    least, size = _BLOCK["cpu" if devices[0] == "cpu" else "cuda"], evaluation.batch_size or 1
     size *= -(-least // size)
     stages = Stages(methodcaller("read"), evaluation, EvaluatedBlock.written)
     helpers = helpers_for(devices, dask) if source.takes_long else 0
