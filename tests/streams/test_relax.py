@@ -547,6 +547,7 @@ def test_a_run_without_a_finished_record_hinders_no_other(small, tmp_path, monke
         (["in.xyz", "out.xyz", "--devices", "gpu"], "cannot be used here"),
         (["in.xyz", "in.xyz"], "is read by this command"),
         (["none.xyz", "out.xyz"], "no such file"),
+        (["folder", "out.xyz"], "folder is a folder: give a file"),
         (["in.xyz@0:3", "out.xyz"], "in.xyz@0:3: no such file; in.xyz is read as a whole, without @"),
         (["in.xyz", "out.pdb"], "must end in .sdf or .xyz"),
         (["in.xyz", "out.xyz", "--devices", ","], "devices: name at least one"),
@@ -556,6 +557,7 @@ def test_a_run_without_a_finished_record_hinders_no_other(small, tmp_path, monke
 def test_mistakes_are_named(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
     write("in.xyz", molecule("H2O"))
+    Path("folder").mkdir()
     assert main(["relax", "organic-small", *arguments]) in (1, 2)
     assert re.search(words, capsys.readouterr().err)
 
@@ -570,6 +572,14 @@ def test_mistakes_of_calls_are_named(small):
     ):
         with pytest.raises(BadConfig, match=words):
             torchmdnet2.relax(small, [molecule("H2O")], **options)
+
+
+def test_records_that_cannot_be_used_are_told_in_words(small, tmp_path):
+    (tmp_path / "in.sdf").write_text("\n\n\n  1  0  0  0  0  0  0  0  0  0999 V2000\n  garbage\nM  END\n$$$$\n")
+    with pytest.raises(BadData, match="not a molfile that can be read: a line is too short"):
+        torchmdnet2.relax(small, tmp_path / "in.sdf", tmp_path / "out.sdf")
+    found = torchmdnet2.relax(small, [molecule("H2O"), Atoms()])
+    assert found[1].errors == ["it has no atoms: remove it"] and found[0].structures
 
 
 def test_an_input_without_structures_and_results_that_are_not_finite(small, tmp_path):

@@ -480,7 +480,8 @@ def read_molecules(text: str) -> list[Molecule]:
             found.append(_molecule(lines))
         except (ValueError, IndexError) as error:
             which = f"molecule {k}: " if len(records) > 1 else ""
-            raise BadData(f"{which}not a molfile that can be read: {reason(error)}") from error
+            words = "a line is too short" if isinstance(error, IndexError) else reason(error)
+            raise BadData(f"{which}not a molfile that can be read: {words}") from error
     return found
 
 

@@ -97,7 +97,11 @@ def each(run: Callable[[Sequence[_Item]], list[_Found]], items: Sequence[_Item])
 def reason(error: Exception) -> str:
     """Return an error about a structure as one line that does not name the structure."""
     words = " ".join((str(error) or type(error).__name__).split())
-    return "it" + words.removeprefix("structure 0") if words.startswith("structure 0") else words
+    return (
+        "it" + words.removeprefix("structure 0").removeprefix(" of the list")
+        if words.startswith("structure 0")
+        else words
+    )
 
 
 def parts(items: Sequence[_Item], sizes: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[_Item]]:

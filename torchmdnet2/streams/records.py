@@ -211,12 +211,14 @@ class RecordFile:
         path: the file.
 
     Raises:
-        FileNotFoundError: the file does not exist.
+        FileNotFoundError, IsADirectoryError: the file does not exist, or is a folder.
         BadData: it is compressed and not called so, or text in UTF-16.
     """
 
     def __init__(self, path: str):
         self.path = path
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{path} is a folder: give a file")
         if not Path(path).is_file():
             whole = path.rpartition("@")[0]
             hint = f"; {whole} is read as a whole, without @" if whole and Path(whole).is_file() else ""
