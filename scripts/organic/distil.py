@@ -26,7 +26,10 @@ import numpy as np
 import torch
 from ase.data import covalent_radii
 from large import Scan, read_scans, subset_of
+from scipy.spatial.transform import Rotation
 from shards import Geometry, bonded, read_shard, seed_of, write_shard
+from stretched import side
+from substitutions import hangs
 from teachers import Labels, Model
 
 from torchmdnet2 import System
@@ -48,36 +51,25 @@ class Axis(NamedTuple):
 
 def axes_of(geometry: Geometry) -> list[Axis]:
     """Bonds between heavy atoms, outside of rings, with at least one other atom at each end."""
-    bonds, heavy, found = bonded(geometry), geometry.numbers > 1, []
-    for i, j in zip(*np.nonzero(np.triu(bonds)), strict=True):
-        if heavy[i] and heavy[j] and bonds[i].sum() > 1 and bonds[j].sum() > 1:
-            cut = bonds.copy()
-            cut[i, j] = cut[j, i] = False
-            side, grown = np.eye(len(bonds), dtype=bool)[j], None
-            while grown is None or grown.sum() > side.sum():
-                side = side if grown is None else grown
-                grown = side | cut[side].any(0)
-            if not side[i]:
-                found.append(Axis(int(i), int(j), side))
-    return found
+    bonds, heavy = bonded(geometry), geometry.numbers > 1
+    return [
+        Axis(i, j, np.isin(np.arange(len(bonds)), side(bonds, i, j)))
+        for i, j in np.argwhere(np.triu(bonds)).tolist()
+        if heavy[i] and heavy[j] and min(bonds[i].sum(), bonds[j].sum()) > 1 and hangs(bonds, i, j)
+    ]
 
 
 def turned_by(positions: np.ndarray, axis: Axis, angle: float) -> np.ndarray:
-    """Positions [n, 3] with one side turned about the bond by an angle in radians (O. Rodrigues, 1840)."""
-    bond = positions[axis.j] - positions[axis.i]
-    u = bond / np.linalg.norm(bond)
-    r = positions[axis.side] - positions[axis.j]
+    """Positions [n, 3] with one side turned about the bond by an angle in radians."""
+    along = positions[axis.j] - positions[axis.i]
+    turn = Rotation.from_rotvec(angle / np.linalg.norm(along) * along)
     found = positions.copy()
-    found[axis.side] = (
-        positions[axis.j]
-        + r * np.cos(angle)
-        + np.cross(u, r) * np.sin(angle)
-        + np.outer(r @ u, u) * (1 - np.cos(angle))
-    )
+    found[axis.side] = positions[axis.j] + turn.apply(positions[axis.side] - positions[axis.j])
     return found
 
 
 def _apart(geometry: Geometry, bonds: np.ndarray) -> np.ndarray:
+    """Which pairs of atoms do not collide, [n, n]; atoms that are two bonds apart or nearer never do."""
     radii, count = covalent_radii[geometry.numbers], bonds.astype(int)
     distances = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
     near = bonds | (count @ count > 0) | np.eye(len(bonds), dtype=bool)

@@ -10,7 +10,7 @@ import torch
 from ase.build import molecule
 from ase.io import write
 from learn.learn_world import labelled, raw_config, water_like
-from streams.test_relax import rattled
+from streams.rattled import rattled
 
 import torchmdnet2
 from torchmdnet2.engine.graph import CudaGraph
