@@ -31,7 +31,7 @@ from torchmdnet2.cli import main
 from torchmdnet2.core.pipeline import Journal, devices_pool, helpers_pool, in_order
 from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning
-from torchmdnet2.streams import run
+from torchmdnet2.streams import Ranking, run
 from torchmdnet2.streams.records import WRITERS, RecordFile, csv_head
 from torchmdnet2.streams.run import _Source
 
@@ -401,9 +401,18 @@ def test_mistakes_of_calls_are_named(small):
         ({"output": "out.pdb"}, r"out\.pdb: results can be written to \.sdf, \.xyz"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"devices": 2}, "devices must be names, such as 'cuda:0,cuda:1' or 'cpu,cpu', got 2"),
+        ({"dask": 3}, "dask: must be the address of a scheduler, such as 'tcp://HOST:8786', or a .*Client, got 3"),
+        ({"fmax": "a"}, "fmax must be a positive number of eV/Å, such as 0.02, got 'a'"),
+        ({"steps": "a"}, "steps must be at least 1, got 'a'; give a whole number"),
+        ({"conformers": 2.5}, "conformers must be at least 1, got 2.5; give a whole number"),
+        ({"seed": "a"}, "seed must be at least 0, got 'a'; give a whole number"),
+        ({"ranking": Ranking()}, "ranking has no effect: .* give conformers too"),
     ):
         with pytest.raises(BadConfig, match=words):
             torchmdnet2.relax(small, [molecule("H2O")], **options)
+    for options in ({"window": "a"}, {"rmsd": None}, {"most": "a"}):
+        with pytest.raises(BadConfig, match="must be 0 or more, and the number to keep at least 1; got"):
+            Ranking(**options)
 
 
 def test_records_that_cannot_be_used_are_told_in_words(small, tmp_path):

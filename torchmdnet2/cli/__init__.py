@@ -11,7 +11,6 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from .common import steady_streams
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options, unknown = parser.parse_known_args(argv)
         if unknown:
-            options.refuse(unknown)
+            _refuse_unknown(options.parser, unknown)
     except SystemExit as stop:  # argparse has printed the reason, or the help
         return int(stop.code or 0)
     try:
@@ -132,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         added.add_argument("--traceback", action="store_true", help="show the traceback of an error")
-        added.set_defaults(run=run, refuse=partial(_refuse_unknown, added))
+        added.set_defaults(run=run, parser=added)
         return added
 
     for module in (train, evaluate, relax, calibrate, md, lammps, scan, convert, models, bench):

@@ -7,18 +7,20 @@ import codecs
 import errno
 import json
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 __all__ = [
-    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_devices", "add_model",
-    "device_name", "frame_numbers", "keeping", "make_console", "note", "opening", "output_file", "output_prefix",
-    "print_json", "print_table", "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index",
-    "steady_streams",
+    "Command", "Run", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_devices",
+    "add_model", "device_name", "frame_numbers", "keeping", "make_console", "names_options", "note", "opening",
+    "output_file", "output_prefix", "print_json", "print_table", "read_frames", "read_structure", "refuse_idle",
+    "refuse_other_charge", "split_index", "steady_streams",
 ]  # fmt: skip
 
 
@@ -85,6 +87,25 @@ if TYPE_CHECKING:
 
 Command = Callable[..., argparse.ArgumentParser]
 """Creates the parser of a command: name, function that runs it, one line of help."""
+
+Run = Callable[[argparse.Namespace], int | None]
+"""Runs a command; returns its exit code, None for 0."""
+
+
+def names_options(run: Run) -> Run:
+    """Decorator: where an error begins with the name of an argument ("fmax must be"), name the option (--fmax)."""
+
+    @wraps(run)
+    def named(options: argparse.Namespace) -> int | None:
+        try:
+            return run(options)
+        except ValueError as error:
+            name = re.match(r"(\w+)(?=:|=| must | need | has no effect)", str(error))
+            if name and f"--{name[0]}" in options.parser._option_string_actions:
+                error.args = (f"--{error}",)
+            raise
+
+    return named
 
 
 def add_charges(parser: argparse.ArgumentParser) -> None:

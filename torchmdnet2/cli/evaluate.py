@@ -17,6 +17,7 @@ from .common import (
     frame_numbers,
     keeping,
     make_console,
+    names_options,
     note,
     opening,
     output_file,
@@ -76,6 +77,7 @@ def add(command: Command) -> None:
     test.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
 
 
+@names_options
 def _evaluate(options: argparse.Namespace) -> None:
     from ..core.files import spare_inputs
     from ..errors import BadConfig, BadData

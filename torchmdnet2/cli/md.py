@@ -14,6 +14,7 @@ from .common import (
     add_devices,
     add_model,
     make_console,
+    names_options,
     opening,
     output_prefix,
     print_table,
@@ -106,6 +107,7 @@ def add(command: Command) -> None:
     add_devices(check)
 
 
+@names_options
 def _md(options: argparse.Namespace) -> None:
     import signal
     import threading
@@ -233,6 +235,7 @@ def _steps(time: float | None, timestep: float) -> int:
 # --- stability ---
 
 
+@names_options
 def _stability(options: argparse.Namespace) -> int:
     from ..md import StabilityReport, check_stability
 

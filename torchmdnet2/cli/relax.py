@@ -15,8 +15,10 @@ from .common import (
     add_model,
     keeping,
     make_console,
+    names_options,
     opening,
     output_file,
+    refuse_idle,
 )
 
 __all__ = ["add"]
@@ -56,11 +58,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_allow_untrained_charge(parser)
 
 
+@names_options
 def _relax(options: argparse.Namespace) -> None:
     from ..streams import Ranking, relax
 
     given = {"window": options.window, "rmsd": options.rmsd, "most": options.keep}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if options.conformers is None:
+        why = "window, rmsd and keep choose among conformers, but none are made: give conformers too (--conformers)"
+        refuse_idle(options, ("window", "rmsd", "keep"), why)
     _run(
         relax,
         options,
@@ -72,6 +78,7 @@ def _relax(options: argparse.Namespace) -> None:
     )
 
 
+@names_options
 def _score(options: argparse.Namespace) -> None:
     from ..streams import score
 

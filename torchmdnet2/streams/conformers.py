@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,10 +133,11 @@ class Ranking:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        if not (0 <= self.window < math.inf and 0 <= self.rmsd < math.inf) or (self.most is not None and self.most < 1):
+        given = self.window, self.rmsd, 1 if self.most is None else self.most
+        if not (all(isinstance(n, Real) and 0 <= n < math.inf for n in given) and given[2] >= 1):
             raise BadConfig(
                 "window and rmsd of conformers must be 0 or more, and the number to keep at least 1; got "
-                f"{self.window}, {self.rmsd} and {self.most}"
+                f"{self.window!r}, {self.rmsd!r} and {self.most!r}"
             )
 
     def __call__(self, structures: list[Atoms], molfile: str) -> list[Atoms]:

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from numbers import Integral, Real
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -134,11 +135,11 @@ def relax(
         MissingBackend: a package is not installed: RDKit for SMILES or conformers, h5py, matplotlib, distributed.
         BadData: with an output, there are no structures in the input, or all of them fail.
     """
-    if not 0 < fmax < math.inf:
-        raise BadConfig(f"fmax must be a positive number of eV/Å, such as 0.02, got {fmax}")
-    for name, number in (("steps", steps), ("conformers", conformers)):
-        if number is not None and number < 1:
-            raise BadConfig(f"{name} must be at least 1, got {number}")
+    if not (isinstance(fmax, Real) and 0 < fmax < math.inf):
+        raise BadConfig(f"fmax must be a positive number of eV/Å, such as 0.02, got {fmax!r}")
+    _require_whole("steps", steps, 1)
+    if conformers is not None:
+        _require_whole("conformers", conformers, 1)
     structures = _several(structures)
     source = _Source(structures, conformers, seed)
     source.require_cells(coulomb)
@@ -148,9 +149,9 @@ def relax(
     if cell and len(members) > 1:
         raise BadConfig("cell: cells are relaxed with one model, not with several")
     if cell and conformers is not None:
-        raise BadConfig("cell and conformers: conformers are molecules, which have no cell")
+        raise BadConfig("cell: conformers are molecules, which have no cell; leave out one of cell and conformers")
     if ranking is not None and conformers is None:
-        raise BadConfig("window, rmsd and keep choose among conformers, but none are made: give conformers too")
+        raise BadConfig("ranking has no effect: it chooses among conformers, but none are made; give conformers too")
     ranking = (ranking or Ranking()) if conformers is not None else None
     options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
     names = devices_for(devices, model, dask)
@@ -222,6 +223,11 @@ def score(
     return _stream(source, stages, names, block, output, job, console, report, dask, remedy)
 
 
+def _require_whole(name: str, number: Any, least: int) -> None:
+    if not (isinstance(number, Integral) and int(number) >= least):
+        raise BadConfig(f"{name} must be at least {least}, got {number!r}; give a whole number")
+
+
 def _several(structures: Any) -> Any:
     """Return a path, or the structures as a list; a single `Atoms` would be iterated over its atoms."""
     if hasattr(structures, "get_positions"):
@@ -280,6 +286,11 @@ def devices_for(names: str | Sequence[str], model: Model, dask: Any) -> list[str
     """Return devices as `devices_of`; for a cluster, the name that each worker resolves."""
     if dask is None:
         return devices_of(names)
+    if not (isinstance(dask, str) or hasattr(dask, "submit")):
+        raise BadConfig(
+            "dask: must be the address of a scheduler, such as 'tcp://HOST:8786', or a distributed.Client, got "
+            f"{dask!r}"
+        )
     if any(isinstance(member, Potential) for member in _members(model)):
         raise BadConfig("dask: give the path or the name of the model, which every worker reads")
     if not isinstance(names, str) or names == "all" or "," in names:
@@ -308,8 +319,8 @@ class _Source:
     """Records with their starts, in order."""
 
     def __init__(self, structures: Any, conformers: int | None, seed: int | None):
-        if seed is not None and seed < 0:
-            raise BadConfig(f"seed must be at least 0, got {seed}")
+        if seed is not None:
+            _require_whole("seed", seed, 0)
         self.preparation = Preparation(conformers, seed or 0)
         self.file = RecordFile(str(structures)) if isinstance(structures, str | os.PathLike) else None
         if self.file is not None and self.file.splits:
@@ -335,8 +346,8 @@ class _Source:
         self.embeds = smiles or conformers is not None
         if seed is not None and not self.embeds:
             raise BadConfig(
-                f"seed={seed} has no effect: only conformers need it, which are made for SMILES and with the option "
-                "conformers; leave it out"
+                f"seed={seed} has no effect: only conformers need it, which are made for SMILES and where their number "
+                "is given; leave it out"
             )
         #: True if the input is so large that further processes besides the GPU's save time.
         self.takes_long = self.embeds or (self.file is not None and self.file.size > _LARGE)
