@@ -43,6 +43,27 @@ def test_a_run_is_replaced_only_when_the_next_one_can_begin(quick, tmp_path):
     assert contents(tmp_path / "run")["best.tmn"] != before["best.tmn"]
 
 
+def test_no_report_of_a_replaced_run_is_left(quick, tmp_path):
+    """Other files stay, also those of such names in a folder without a run."""
+    folder, report = tmp_path / "run", {"card.md", "report.html", "outliers.xyz", "learning_curve.png"}
+    quick["output"]["report"] = True
+    run_training(parse_config(quick))
+    pictures = {path.name for path in folder.glob("*.png")}
+    assert {"learning_curve.png", "energy_parity.png", "force_parity.png", "errors_by_element.png"} <= pictures
+    quick["output"].update(report=False, overwrite=True)
+    (folder / "mine.png").write_text("mine")
+    run_training(parse_config(quick))
+    assert not {path.name for path in folder.iterdir()} & (report | pictures)
+    assert (folder / "mine.png").read_text() == "mine"
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in report:
+        (other / name).write_text("mine")
+    quick["output"]["folder"] = str(other)
+    run_training(parse_config(quick))
+    assert report <= {path.name for path in other.iterdir()}
+
+
 def test_a_model_is_not_replaced_by_what_starts_from_it(quick, tmp_path):
     model = run_training(parse_config(quick))
     before = contents(tmp_path / "run")

@@ -19,7 +19,7 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.core.html_page import figure_png
 from torchmdnet2.data.labels import LEVEL
 from torchmdnet2.errors import BadConfig, UnknownElement
-from torchmdnet2.potential.potential import Potential
+from torchmdnet2.potential.potential import SYMBOLS, Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting import report
@@ -75,7 +75,13 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
     assert set(errors) == {f"{subset}, {level}" for subset in ("validation", "test") for level in ("A/TZ(1.0)", "B")}
     whole = torchmdnet2.load(path, dtype="float64")
     assert whole.level_names == ["A/TZ(1.0)", "B"] and whole.level_of_theory == "A/TZ(1.0)"
-    assert "A/TZ(1.0), B" in model_card(whole.config, whole.metadata)
+    card = model_card(whole.config, whole.metadata)
+    assert "A/TZ(1.0), B" in card
+    references = [part.partition("\n##")[0] for part in card.partition("## Reference energies")[2].split("\n### ")[1:]]
+    assert [part.split("\n")[0] for part in references] == ["A/TZ(1.0)", "B"]
+    for part, level in zip(references, whole.level_names, strict=True):
+        (energies,) = (p["energies"] for p in whole.at_level(level).config["priors"] if p["name"] == "atomref")
+        assert energies and all(f"| {SYMBOLS[int(z)]} | {energy:.6f} |" in part for z, energy in energies.items())
 
     splits = json.loads((path.parent / "splits.json").read_text())
     for k, (name, file) in enumerate((("A/TZ(1.0)", "a.xyz"), ("B", "b.xyz"))):

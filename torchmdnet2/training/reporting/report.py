@@ -19,6 +19,7 @@ import yaml
 from ...core.files import atomic_write
 from ...core.html_page import breakable, document, figure_png, image, missing_plots, table
 from ...potential.determined import Determined
+from ...potential.levels import Level
 from ...potential.potential import SYMBOLS, Potential
 from ...potential.prior import atomic_number
 from ...version import __version__
@@ -129,17 +130,23 @@ def _errors(errors: Mapping[str, Any]) -> list[str]:
 
 
 def _card_references(config: Mapping[str, Any]) -> list[str]:
-    for prior in config.get("priors") or []:
-        if prior.get("name") == "atomref" and prior.get("energies"):
-            energies, note = {atomic_number(z, len(SYMBOLS)): energy for z, energy in prior["energies"].items()}, []
-            if config.get("compositions") is not None:
-                determined = Determined(config["compositions"])
-                sentence = determined.sentence(config.get("elements") or energies)
-                note = [f"{sentence[0].upper()}{sentence[1:]}.", ""]
-                energies = {z: energy for z, energy in energies.items() if z in determined.elements}
-            rows = [f"| {SYMBOLS[z]} | {energy:.6f} |" for z, energy in energies.items()]
-            return ["## Reference energies", "", *note, "| element | eV |", "|---|---|", *rows, ""]
-    return []
+    """Return a table of the reference energies of each level of theory."""
+    levels = {config.get("level"): config}
+    levels |= {name: Level(None, None, own).complete(config) for name, own in (config.get("levels") or {}).items()}
+    lines = []
+    for level, own in levels.items():
+        for prior in own.get("priors") or []:
+            if prior.get("name") == "atomref" and prior.get("energies"):
+                energies, note = {atomic_number(z, len(SYMBOLS)): energy for z, energy in prior["energies"].items()}, []
+                if own.get("compositions") is not None:
+                    determined = Determined(own["compositions"])
+                    sentence = determined.sentence(own.get("elements") or energies)
+                    note = [f"{sentence[0].upper()}{sentence[1:]}.", ""]
+                    energies = {z: energy for z, energy in energies.items() if z in determined.elements}
+                rows = [f"| {SYMBOLS[z]} | {energy:.6f} |" for z, energy in energies.items()]
+                name = [f"### {level}", ""] if len(levels) > 1 else []
+                lines += [*name, *note, "| element | eV |", "|---|---|", *rows, ""]
+    return ["## Reference energies", "", *lines] if lines else []
 
 
 def _data(data: Mapping[str, Any]) -> list[str]:

@@ -120,6 +120,7 @@ HEADER = "# The configuration of this run, with all defaults.\n"
 
 _REPLACED = (STATE, BEST, DONE, "config.yaml", SPLITS, "log.txt", "metrics.csv", "metrics.jsonl")
 _REPORT = ("card.md", "report.html", "outliers.xyz")
+_PICTURE = r"(learning_curve|errors_by_element|[\w:]+_parity)(_\d+)?\.png"
 _PATIENCE = 10.0
 """Seconds: data-loading processes of a killed training hold its lock for a moment."""
 
@@ -195,8 +196,13 @@ def protect_config(folder: Path, path: str | os.PathLike) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of an earlier run; its state first, so that a half-removed run cannot be resumed."""
-    for name in (*_REPLACED, *(path.name for path in folder.glob("epoch_*.tmn"))):
+    """Remove the files of an earlier run; its state first, so that a half-removed run cannot be resumed.
+
+    Its report and pictures come next, while other files say that they are of a run: foreign ones stay.
+    """
+    pictures = [path.name for path in folder.glob("*.png") if re.fullmatch(_PICTURE, path.name)]
+    report = (*_REPORT, *pictures) if _of_a_run(folder) else ()
+    for name in (STATE, *report, *_REPLACED, *(path.name for path in folder.glob("epoch_*.tmn"))):
         (folder / name).unlink(missing_ok=True)
 
 
