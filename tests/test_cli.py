@@ -422,6 +422,22 @@ def test_the_remedy_for_a_missing_label_is_one_that_there_is(capsys, tmp_path, n
         assert code == 0 and yaml.safe_load(out)["data"]["keys"][key] is None
 
 
+def test_data_without_labels_are_for_score(capsys, folder, tmp_path):
+    """What else the file has is no label that could be left out; with one label, another is."""
+    atoms = molecule("H2O")
+    atoms.info.update(smiles="O", E_dft=-1.0)
+    for given in (["smiles", "E_dft"], []):
+        atoms.info = {name: atoms.info[name] for name in given}
+        write(tmp_path / "bare.xyz", atoms)
+        said = fails(capsys, 1, "evaluate", folder / "model.tmn", tmp_path / "bare.xyz")
+        assert "to predict without labels, take `torchmdnet2 score`" in said and "null" not in said
+        assert "The file has: E_dft, smiles. Name its labels" in said or not given
+    atoms.info["E_dft"] = -1.0
+    write(tmp_path / "bare.xyz", atoms)
+    said = fails(capsys, 1, "evaluate", folder / "model.tmn", tmp_path / "bare.xyz", "--energy-key", "E_dft")
+    assert "--forces-key null" in said and "score" not in said
+
+
 def test_options_of_evaluate_that_cannot_be(capsys, folder, tmp_path, monkeypatch):
     model, data = folder / "model.tmn", folder / "data.xyz"
     for more, words in (

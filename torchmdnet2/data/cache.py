@@ -604,9 +604,11 @@ def missing_keys(parts: Sequence[Any], optional: Collection[str] = ()) -> None:
         optional: labels that may be missing.
     """
     available = {key for part in parts for key in part.available}
+    counts = sum((Counter(part.counts) for part in parts), Counter())
+    alone = not any(name in LABELS or name == "virial" for name in counts)
     for name, key in parts[0].asked.items():
-        if name not in optional and not any(part.counts[name] for part in parts):
-            raise missing_key(name, key, available, ", ".join(part.path for part in parts))
+        if name not in optional and not counts[name]:
+            raise missing_key(name, key, available, ", ".join(part.path for part in parts), alone)
 
 
 def _is_current(folder: Path, files: Sequence[str]) -> bool:

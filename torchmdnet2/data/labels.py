@@ -305,23 +305,34 @@ def stress_of(virial: np.ndarray, cell: np.ndarray, where: str) -> np.ndarray:
     return -full_tensor(virial) / volume[..., None, None]
 
 
-def missing_key(name: str, key: str, available: Iterable[str], where: str) -> BadData:
-    """Return the error for a key that is in no frame."""
+def missing_key(name: str, key: str, available: Iterable[str], where: str, alone: bool = False) -> BadData:
+    """Return the error for a key that is in no frame.
+
+    Args:
+        name: label.
+        key: its name in the file.
+        available: names of the entries that the file has.
+        where: name of the file.
+        alone: True if no frame has any of the labels that are read.
+    """
     known, own = sorted(available), name.partition(":")[2] or name
     if not known:
         return BadData(
             f"{where}: no frame has '{key}', which is the key of {own}, nor any other label: the file has structures "
             "only; add the results of a calculation to it (in extended XYZ, energy=… and a column of "
-            "forces)"
+            f"forces){_PREDICT}"
         )
     return BadData(
         f"{where}: no frame has '{key}', which is the key of {own}{did_you_mean(key, known) or '.'} "
-        f"The file has: {', '.join(known)}. {_without(name, own)}."
+        f"The file has: {', '.join(known)}. {_NAME_THEM if alone else _without(name, own)}."
     )
 
 
 KEY_OPTIONS = ("energy", "forces", "stress", "virial", "charges", "dipole", "charge", "spin")
 """Names with an option of `evaluate`, as in --energy-key."""
+
+_PREDICT = "; to predict without labels, take `torchmdnet2 score`"
+_NAME_THEM = f"Name its labels in data.keys (in `evaluate` by --energy-key, --forces-key …){_PREDICT}"
 
 _SETTINGS = {LOSS_WEIGHT: "weight", GROUP: "group"}
 
