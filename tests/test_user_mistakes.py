@@ -154,6 +154,8 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         (["import", "l.ckpt", "o.tmn", "--member", "1"], "--member is for ensembles of AIMNet2"),
         (["evaluate", "m.tmn", "data.xyz@first"], "data.xyz@first: 'first' is not the number of a frame, nor a range"),
         (["evaluate", "m.tmn", "data.xyz@99"], "data.xyz@99: no such frame; there are"),
+        (["evaluate", "m.tmn", "data.xyz@5000::"], "data.xyz@5000: no such frame; there are 6"),
+        (["stability", "m.tmn", "none.xyz@2:"], "none.xyz@2: no such file"),
         (["export", "m.tmn", "o.ckpt", "--elements", "H,O"], "are for LAMMPS: give --to lammps"),
         ([*TRAIN, "--set", FREEZE], "init.freeze: no parameter of this model starts with 'readout'"),
         ([*TRAIN, "--set", "init={file: m.tmn, replay: none.xyz}"], "none.xyz"),

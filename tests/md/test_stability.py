@@ -21,6 +21,7 @@ from tiny import tiny_potential
 from torchmdnet2 import System
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
+from torchmdnet2.cli.md import _print
 from torchmdnet2.errors import BadConfig, BadData, StructureWarning
 from torchmdnet2.md import ReplicaOutcome, StabilityReport, Unphysical, check_stability
 from torchmdnet2.md import stability as replicas
@@ -364,6 +365,16 @@ def test_the_command(model_file, bonded, tmp_path, capsys):
     bonded.drop = 0.2
     _, out, _ = stability(capsys, *arguments, "--temperatures", "600")
     assert "jumps" in out
+
+
+def test_heads_of_the_table_are_whole_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    run = ReplicaOutcome(0, 0, "HO", 1000.0, 0, jumped_at=3.0, mean_temperature=1000.0, novelty=0.5)
+    _print(StabilityReport([run], 1000.0), "title")
+    out = capsys.readouterr().out
+    assert "…" not in out and "jumps" in out
+    assert {"replicas", "whole", "median", "protons", "novelty"} <= set(out.replace("┃", " ").split())
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

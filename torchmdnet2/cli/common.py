@@ -318,7 +318,10 @@ def print_table(
         table.add_column(head, justify="left" if text else "right", overflow=overflow, no_wrap=k in whole)
     for row in rows:
         table.add_row(*row)
-    make_console().print(table, markup=False)
+    console = make_console()
+    if not left and console.measure(table, options=console.options.update(width=1000)).maximum > console.width:
+        table.padding = 0  # rather than cut heads; text is broken into lines
+    console.print(table, markup=False)
 
 
 def print_json(facts: Any) -> None:
@@ -403,7 +406,7 @@ def _read(file: str, index: str | None) -> _Read:
     from ..data.structures import open_structures, reason
     from ..errors import BadConfig, BadData
 
-    name = file if index is None or index == ":" else f"{file}@{index}"
+    name = file if index is None else f"{file}@{index}".rstrip("@:")
     if Path(file).is_dir():
         raise BadData(f"{file} is a folder; name a file in it")
     if file.endswith(".tmn"):
@@ -439,6 +442,7 @@ def frame_numbers(file: str, index: str | None, count: int) -> list[int]:
 
     from ..errors import BadConfig
 
+    where = f"{file}@{index}".rstrip(":")  # which a message adds
     try:
         meant = slice(None) if index is None else string2index(index)
         if isinstance(meant, str):
@@ -446,9 +450,9 @@ def frame_numbers(file: str, index: str | None, count: int) -> list[int]:
         numbers = range(count)
         found = list(numbers[meant]) if isinstance(meant, slice) else [numbers[meant]]
     except ValueError:
-        raise BadConfig(f"{file}@{index}: '{index}' is not the number of a frame, nor a range such as 0:5") from None
+        raise BadConfig(f"{where}: '{index}' is not the number of a frame, nor a range such as 0:5") from None
     except IndexError:
         found = []
     if not found:
-        raise BadConfig(f"{file}@{index}: no such frame; there are {count}, counted from 0 on")
+        raise BadConfig(f"{where}: no such frame; there are {count}, counted from 0 on")
     return found
