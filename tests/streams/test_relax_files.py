@@ -196,6 +196,7 @@ def test_hdf5_is_a_data_set_and_a_page_shows_the_run(small, tmp_path):
         page = (tmp_path / f"{verb}.html").read_text()
         assert f"<h1>{verb}.h5: in.xyz by organic-small</h1>" in page
         assert page.count("<img") > 6 and "overlap" in page and "<td class=text>9</td>" in page
+        assert [words in page for words in ("converged", "bonds")] == [verb == "relax"] * 2
         lowest = page.partition("<h2>Lowest structures</h2>")[2].partition("<h2>Failures</h2>")[0]
         labels = [found[k].labels for k in range(len(found))]
         energies = {int(known["scalar:record"]): float(known["energy"]) for known in labels}
@@ -420,6 +421,10 @@ def test_records_that_cannot_be_used_are_told_in_words(small, tmp_path):
     with pytest.raises(BadData, match="not a molfile that can be read: a line is too short"):
         torchmdnet2.relax(small, tmp_path / "in.sdf", tmp_path / "out.sdf")
     found = torchmdnet2.relax(small, [molecule("H2O"), Atoms()])
+    assert [repr(outcome) for outcome in found] == [
+        "<Outcome of record 0: 1 structure>",
+        "<Outcome of record 1: 0 structures, 1 failed: it has no atoms: remove it>",
+    ]
     assert found[1].errors == ["it has no atoms: remove it"] and found[0].structures
 
 

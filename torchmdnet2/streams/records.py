@@ -100,7 +100,7 @@ class Record:
         return f"record {self.number}" + (f" ({self.name})" if self.name else "")
 
 
-@dataclass
+@dataclass(repr=False)
 class Outcome:
     """The result of a record.
 
@@ -115,6 +115,11 @@ class Outcome:
     structures: list[Atoms] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     near: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        count = len(self.structures)
+        failed = f", {len(self.errors)} failed: {self.errors[0]}" if self.errors else ""
+        return f"<Outcome of {self.record}: {count} structure{'s' * (count != 1)}{failed}>"
 
 
 class Results(ABC):

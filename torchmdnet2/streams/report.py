@@ -59,7 +59,7 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
         name: [] for name in (*_DISTRIBUTIONS, "record", "energy", "seconds", "converged")
     }
     formulas: list[str] = []
-    changed = 0
+    changed, relaxed = 0, False
     with open(rows, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             formula, energy = row["formula"] + row["charge"], float(row["energy"])
@@ -67,6 +67,7 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
             if whole:
                 lowest[formula] = min(energy, lowest.get(formula, np.inf))
             changed += row["bonds_changed"] not in ("", "0")
+            relaxed |= row["converged"] != ""
             formulas.append(formula)
             for name in ("record", "energy", "steps", "largest_force", "novelty", "seconds"):
                 columns[name].append(float(row[name] or "nan"))
@@ -80,11 +81,14 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
             record, _, reason = line.rstrip("\n").partition(": ")
             records.add(record)
             reasons[reason] += 1
+    of_relaxation = [
+        ["not converged, or with changed bonds", str(int((found["converged"] == 0).sum()))],
+        ["with changed bonds", str(changed)],
+    ]
     summary = [
         ["structures", str(len(formulas))],
         ["records with failures", str(len(records))],
-        ["not converged, or with changed bonds", str(int((found["converged"] == 0).sum()))],
-        ["with changed bonds", str(changed)],
+        *(of_relaxation if relaxed else []),
         ["novelty above 1", str(int((found["novelty"] > 1).sum()))],
         ["time", f"{found['seconds'].sum():.1f} s, {rate_text(len(formulas), found['seconds'].sum())} a second"],
     ]
@@ -95,7 +99,7 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
         "<h2>Distributions</h2>",
         *_histograms(found),
         "<h2>Lowest structures</h2>",
-        *_shown(results, best, found),
+        *_shown(results, best, found, "; converged, with unchanged bonds" if relaxed else ""),
         "<h2>Failures</h2>",
         table(["reason", "records"], [[reason, str(count)] for reason, count in reasons.most_common(_REASONS)])
         if reasons
@@ -122,7 +126,7 @@ def _draw(values: np.ndarray, label: str, figure: Figure) -> None:
     axes.set(xlabel=label, ylabel="structures")
 
 
-def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray]) -> list[str]:
+def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray], which: str) -> list[str]:
     if results.suffix.lower() == ".csv":
         return ["<p>A table has no positions: write .sdf, .xyz or .h5 to see the structures.</p>"]
     wanted, found = set(best), {}
@@ -141,7 +145,7 @@ def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray]) -
             [image(picture, name, "structure"), html.escape(name), f"{columns['record'][place]:.0f}", *numbers]
         )
     return [
-        "<p class=note>By energy above the lowest of the same formula; converged, with unchanged bonds. Records are "
-        "counted from 0 in the input.</p>",
+        f"<p class=note>By energy above the lowest of the same formula{which}. Records are counted from 0 in the "
+        "input.</p>",
         table(["", "name", "record", "energy (eV)", "above (eV)", "novelty"], lines, escaped=True, left=(0, 1)),
     ]
