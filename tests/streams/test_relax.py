@@ -60,6 +60,18 @@ def test_what_fills_batches_is_no_structure_to_warn_of(worker):
         worker(model, options)([Record(0, starts=[molecule("CH4")])])
 
 
+@pytest.mark.parametrize("worker", [Relaxer, Scorer])
+def test_warnings_name_the_record(worker):
+    """Also where other structures of a block are refused."""
+    options = {Relaxer: RelaxOptions, Scorer: BatchOptions}[worker]()
+    model = tiny_potential(compositions=[{"1": 2, "8": 1}])
+    names = ["H2O", "H2O", "CH4"]
+    records = [Record(40 + k, f"m{k}", starts=[molecule(name)]) for k, name in enumerate(names)]
+    records[0].starts[0].info["charge"] = 0.5
+    with pytest.warns(UndeterminedEnergyWarning, match=r"^record 42 \(m2\) is CH4: the training frames"):
+        worker(model, options)(records)
+
+
 def test_optimizer_finds_the_minimum_of_wells_and_never_goes_up():
     torch.manual_seed(0)
     batch = torch.tensor([0] * 4 + [1] * 7 + [2] * 5)

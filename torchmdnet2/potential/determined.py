@@ -103,20 +103,28 @@ class Determined:
             "of combinations; the model warns of other compositions, whose total energies mean nothing"
         )
 
-    def warn(self, system: System, atom_filter: int = -1) -> None:
+    def warn(self, system: System, atom_filter: int = -1, names: Sequence[object] = ()) -> None:
         """Warn of structures with other compositions, once for each composition.
 
         Args:
             system: B structures.
             atom_filter: elements up to this one have no energy.
+            names: of the structures, for the warning; none: their numbers.
         """
         z, batch = system.z.detach().cpu().numpy(), system.batch.detach().cpu().numpy()
         elements, kinds = np.unique(z, return_inverse=True)
         counts = np.zeros((system.num_systems, len(elements)), dtype=np.int64)
         np.add.at(counts, (batch, kinds), 1)
-        self.warn_of(counts, elements, atom_filter, stacklevel=5)
+        self.warn_of(counts, elements, atom_filter, stacklevel=5, names=names)
 
-    def warn_of(self, counts: NDArray, elements: NDArray, atom_filter: int = -1, stacklevel: int = 2) -> None:
+    def warn_of(
+        self,
+        counts: NDArray,
+        elements: NDArray,
+        atom_filter: int = -1,
+        stacklevel: int = 2,
+        names: Sequence[object] = (),
+    ) -> None:
         """Warn of other compositions, as `warn`.
 
         Args:
@@ -124,6 +132,7 @@ class Determined:
             elements: [K] atomic numbers.
             atom_filter: as for `warn`.
             stacklevel: stack level of the warning.
+            names: as for `warn`.
         """
         counts[:, elements <= atom_filter] = 0
         outside = np.flatnonzero(~self.covers(counts, elements.tolist()))
@@ -132,10 +141,11 @@ class Determined:
         self._warned |= set(new)
         if new:
             first = min(new, key=lambda name: new[name])
+            where = names[new[first]] if names else f"structure {new[first]}"
             more = f" (and {len(new) - 1} other compositions)" if len(new) > 1 else ""
             only = f", only those of {self.words()} and of combinations" if self.compositions else ""
             warnings.warn(
-                f"structure {new[first]} is {first}{more}: the training frames of the model do not determine the "
+                f"{where} is {first}{more}: the training frames of the model do not determine the "
                 f"reference energy of that composition{only}. Its total energy means nothing; forces, and "
                 "energy differences at one composition, do not depend on it",
                 UndeterminedEnergyWarning,

@@ -492,12 +492,13 @@ class Potential(nn.Module):
         result.properties = with_dipole(result.properties, result.charges, system)
         return result
 
-    def check(self, system: System, charge: bool = True) -> None:
+    def check(self, system: System, charge: bool = True, names: Sequence[object] = ()) -> None:
         """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device.
 
         Args:
             system: N atoms; their distances are not checked.
             charge: look at the total charges too.
+            names: of the structures, for warnings of compositions; none: their numbers.
         """
         system = require_system(system).detach()
         refuse_forked_gpu(self.device)
@@ -510,7 +511,7 @@ class Potential(nn.Module):
             if charge and self.closed_shell:
                 refuse_odd_electrons(system, self.allow_untrained_charge)
             if charge and self.determined is not None:
-                self.determined.warn(system, self.atom_filter)
+                self.determined.warn(system, self.atom_filter, names)
             summing = self.in_cells() if bool(system.pbc.any()) else self
             for part in (*([] if self.head is None else [summing.head]), *self.properties.values(), *summing.priors):
                 part.check(system)  # type: ignore[operator, union-attr]

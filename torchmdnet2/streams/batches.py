@@ -332,11 +332,11 @@ class Worker(ABC, Generic[_Options]):
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
         """Return an outcome for each record, in order."""
 
-    def check(self, system: System) -> None:
-        """Refuse structures that a potential cannot evaluate."""
+    def check(self, system: System, records: Sequence[Record]) -> None:
+        """Refuse structures that a potential cannot evaluate; warnings name the record of each."""
         system = system.to(self.potential.device)
         for potential in self.members:
-            potential.check(system)
+            potential.check(system, names=records)
 
     @cached_property
     def rated(self) -> list[Potential]:
@@ -399,7 +399,7 @@ class TaskWorker(Worker[_Options]):
                 refuse_start(atoms)
             joined = System.from_ase(given)
             for potential in self._on_cpu:
-                potential.check(joined)
+                potential.check(joined, names=[outcome.record for outcome, _ in part])
             return [Task(*each) for each in zip(given, joined.split(), close_atoms(joined), strict=True)]
 
         for first in range(0, len(starts), OPENED):

@@ -167,9 +167,14 @@ class Block(Results):
         """Store a property of structures."""
         self.found.setdefault(name, np.full(len(self), np.nan))[chosen] = values
 
-    def usable(self, check: Callable[[System], Any]) -> list[int]:
-        """Return the structures without flaws that a check accepts; the others become errors of their records."""
-        refused = refusals(range(len(self)), lambda part: check(self.system(part)), _TOGETHER)
+    def usable(self, check: Callable[[System, Sequence[Record]], Any]) -> list[int]:
+        """Return the structures without flaws that a check of them and their records accepts; the others become errors
+        of these records."""
+
+        def run(part: Sequence[int]) -> None:
+            check(self.system(part), [self.records[self.owners[k]] for k in part])
+
+        refused = refusals(range(len(self)), run, _TOGETHER)
         errors = [reason(error) if error else flaw for error, flaw in zip(refused, self.flaws, strict=True)]
         for k, error in enumerate(errors):
             if error:
