@@ -63,6 +63,7 @@ from torchmdnet2.errors import StructureWarning
         ('title="dication"', "as in charge=2"),
         ("total_spin=3", r"'total_spin' is not read: .* call it spin, .* keys: \{spin: total_spin\}"),
         ("ion=-2", r"'ion' is not read: .* call it charge, .* keys: \{charge: ion\}"),
+        ("ion=-2", "or give its name, .* in `evaluate` by --charge-key ion"),
         ("electrons=12", "'electrons' is not read: .* write charge=-2"),
         ("net_q=-2", "'net_q' is not read"),
         ("net_charge:-2", "write charge=-2"),

@@ -282,8 +282,8 @@ def _of_name(key: str, values: Any, name: str) -> Iterator[str]:
         return
     quantity = "spin" if re.search("spin|mult|unpaired", key.lower()) else "charge"
     yield (
-        f"{name.format(key)} is not read: if it is the {TOTALS[quantity]}, call it {quantity}, or give a key of data, "
-        f"as in keys: {{{quantity}: {key}}}"
+        f"{name.format(key)} is not read: if it is the {TOTALS[quantity]}, call it {quantity}, or give its name, "
+        f"in data of a training by keys: {{{quantity}: {key}}} and in `evaluate` by --{quantity}-key {key}"
     )
 
 
