@@ -40,8 +40,13 @@ def molecule_dipole(charges: np.ndarray, numbers: np.ndarray, positions: np.ndar
         numbers: [N] atomic numbers.
         positions: [N, 3] Å.
     """
-    masses = _atomic_masses(torch.device("cpu")).numpy()[numbers]
-    return np.asarray(charges @ (positions - masses @ positions / masses.sum()))
+    return np.asarray(charges @ (positions - _mass_shares(numbers.tobytes(), numbers.dtype.str) @ positions))
+
+
+@lru_cache(maxsize=16)
+def _mass_shares(numbers: bytes, dtype: str) -> np.ndarray:
+    masses = _atomic_masses(torch.device("cpu")).numpy()[np.frombuffer(numbers, dtype)]
+    return masses / masses.sum()
 
 
 def centered_positions(system: System, share: Tensor | None = None) -> Tensor:
