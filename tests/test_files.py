@@ -1,5 +1,7 @@
 import errno
 import os
+import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -51,7 +53,8 @@ def test_a_block_that_cannot_be_written_is_not_in_the_state(tmp_path, monkeypatc
     files = [tmp_path / "out.xyz", tmp_path / "out.failed.txt"]
     journal = Journal(files[0], files, {})
     journal.commit(1, "a\n", "", kept=1)
-    journal._next = float("inf")
+    journal._saving.result()
+    journal._saving = Future()  # the disk is not ready
     journal.commit(1, "b\n", "", kept=2)
 
     def full(file, content):
@@ -63,7 +66,49 @@ def test_a_block_that_cannot_be_written_is_not_in_the_state(tmp_path, monkeypatc
     monkeypatch.setattr(pipeline, "append", full)
     with pytest.raises(OSError, match="full"):
         journal.commit(1, "c\n", "x\n", kept=3)
+    journal._saving.set_result(None)
     journal.close(False)
     again = Journal(files[0], files, {})
     assert (again.done, again.kept, files[0].read_text()) == (2, 2, "a\nb\n")
     again.close(False)
+
+
+def test_blocks_are_appended_while_the_disk_is_waited_for(tmp_path, monkeypatch):
+    """What is not on the disk yet is not in the state; at the end all is."""
+    ready, sync = threading.Event(), os.fsync
+
+    def slow(number):
+        assert ready.wait(60)
+        sync(number)
+
+    files = [tmp_path / "out.xyz"]
+    journal = Journal(files[0], files, {})
+    monkeypatch.setattr(os, "fsync", slow)
+    for text in "abc":
+        journal.commit(1, f"{text}\n", kept=text)
+    assert files[0].read_text() == "a\nb\nc\n"
+    assert '"records": 0' in (tmp_path / "out.xyz.progress").read_text()
+    ready.set()
+    journal.close(False)
+    again = Journal(files[0], files, {})
+    assert (again.done, again.kept) == (3, "c")
+    again.close(False)
+
+
+def test_a_disk_that_fails_later_is_told(tmp_path, monkeypatch):
+    files = [tmp_path / "out.xyz"]
+    journal = Journal(files[0], files, {})
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", full)
+        journal.commit(1, "a\n")
+        with pytest.raises(OSError, match="No space left"):
+            journal.close(True)
+    again = Journal(files[0], files, {})
+    assert again.done == 0 and files[0].read_text() == ""
+    again.commit(1, "b\n")
+    again.close(True)
+    assert files[0].read_text() == "b\n" and [path.name for path in tmp_path.iterdir()] == ["out.xyz"]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from ase.build import molecule
 from warm import warm_python
 
 import torchmdnet2
 from torchmdnet2.core import pipeline
-from torchmdnet2.core.pipeline import Pool, devices_pool, in_order
+from torchmdnet2.core.pipeline import Pool, Stages, devices_pool, in_order, through
 from torchmdnet2.errors import BadConfig
 
 
@@ -68,3 +72,69 @@ def test_the_modules_of_the_host_program_for_its_own_processes_stay():
     assert (
         subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, check=True).stdout == "['json']\n"
     )
+
+
+def _double(block):
+    return {"numbers": 2 * block["numbers"], "text": block["text"]}
+
+
+def _adding(device):
+    return partial(_add, int(device))
+
+
+def _add(number, block):
+    return {"numbers": block["numbers"] + number, "text": block["text"], "process": os.getpid()}
+
+
+def _wider(block):
+    """More than fits, of some blocks only."""
+    return {**block, "text": block["text"] * (9 if block["numbers"][0] % 4 else 1)}
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memory without a name")
+@pytest.mark.parametrize(("slots", "size"), [(6, 2**20), (6, 3000), (6, 100), (1, 2**20), (0, 0)])
+@pytest.mark.parametrize(("devices", "slow"), [(["7"], False), (["7", "7"], False), (["7"], True)])
+def test_blocks_go_through_shared_memory(monkeypatch, slots, size, devices, slow):
+    """All of them, also those larger than a slot and those for which none is free; the order is kept."""
+    of, shared = pipeline._SharedMemory.of, []
+    monkeypatch.setattr(pipeline, "_SLOT", size)
+
+    def memory(_):
+        shared.append(of(slots))
+        return shared[0]
+
+    monkeypatch.setattr(pipeline._SharedMemory, "of", memory)
+    stages = Stages(_double, _adding, _wider)
+    blocks = ({"numbers": np.arange(k, k + 50, dtype=np.int64), "text": b"x" * 2000} for k in range(40))
+    taken, pack = [], pipeline._SharedMemory.pack
+
+    def packed(self, block):
+        found = pack(self, block)
+        taken.append(isinstance(found, pipeline._Parcel) and not found.content)
+        return found
+
+    monkeypatch.setattr(pipeline._SharedMemory, "pack", packed)
+    found = list(through(blocks, stages, devices, __name__, 2, slow))
+    for k, block in enumerate(found):
+        expected = _wider(_add(7, _double({"numbers": np.arange(k, k + 50), "text": b"x" * 2000})))
+        assert np.array_equal(block["numbers"], expected["numbers"]) and block["text"] == expected["text"]
+        block["numbers"] += 1  # nobody else's
+    assert len(found) == 40 and (os.getpid() in {block["process"] for block in found}) == slow
+    assert any(taken) == (slots > 0 and size > 2000)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memory without a name")
+def test_a_block_and_its_place():
+    shared = pipeline._SharedMemory(2, 1000)
+    one, two, three = (shared.pack({"numbers": np.full(100, k)}) for k in (1, 2, 3))
+    assert {one.slot, two.slot} == {0, 1} and isinstance(three, dict)  # none is left
+    assert shared.unpack(one)["numbers"].tolist() == [1] * 100
+    large = shared.pack(b"x" * 2000)
+    assert large.slot == one.slot and shared.unpack(large) == b"x" * 2000  # it is not in the slot
+    again = shared.put(b"y" * 900, two.slot)  # the result takes the place of the block
+    assert shared.unpack(again) == b"y" * 900 and sorted(shared._free) == [0, 1]
+    before = len(os.listdir("/proc/self/fd"))
+    with pipeline._SharedMemory.of(4):
+        pass
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import lzma
 import random
 import re
@@ -308,3 +309,61 @@ def test_numbers_are_written_as_python_writes_them(scale):
     lines = extxyz._lines(numbers, values)
     for k, row in enumerate(values.tolist()):
         assert lines(k, k + 1) == line % (chemical_symbols[numbers[k]], *row)
+
+
+def _read_both_ways(monkeypatch, text):
+    """Frames or errors of a text, with columns of reals read together, as far as they can be, and one by one."""
+    found = list(read_extxyz(io.BytesIO(text.encode())))
+    monkeypatch.setattr(extxyz, "_reals", lambda *_: {})
+    return zip(found, list(read_extxyz(io.BytesIO(text.encode()))), strict=True)
+
+
+def test_columns_that_are_read_together(monkeypatch):
+    rng = random.Random(3)
+    used, reals = [], extxyz._reals
+    monkeypatch.setattr(extxyz, "_reals", lambda *given: used.append(reals(*given)) or used[-1])
+    kinds = [
+        "species:S:1:pos:R:3",
+        "species:S:1:pos:R:3:forces:R:3",
+        "species:S:1:pos:R:3:q:R:1",
+        "pos:R:3:species:S:1",
+    ]
+    frames = []
+    for _ in range(3000):
+        kind, lines = rng.choice(kinds), []
+        for _ in range(rng.randrange(4)):
+            odd = rng.random() < 0.1
+            row = [
+                rng.choice(["X", "8", "d", ""] if odd else ["C", "H", "Cl"]) if name == "species" else rng.choice(
+                    ["1.0D-03", "nan", "x", "7", ""] if odd and rng.random() < 0.2 else ["0.25", "-1.125", "4e-1"])
+                for name, count in zip(kind.split(":")[::3], kind.split(":")[2::3], strict=True)
+                for _ in range(int(count))
+            ]  # fmt: skip
+            lines.append(rng.choice(["", "  "]) + "  ".join([*row, *["H"] * (rng.random() < 0.03)]))
+        frames.append("\n".join([str(len(lines)), f"Properties={kind} energy=-1.5", *lines, ""]))
+    for one, other in _read_both_ways(monkeypatch, "".join(frames)):
+        if isinstance(one, Exception):
+            assert repr(one) == repr(other)
+            continue
+        assert one.entries.keys() == other.entries.keys()
+        pairs = [(one.numbers, other.numbers), (one.positions, other.positions)]
+        for mine, theirs in [*pairs, *((one.entries[name], other.entries[name]) for name in one.entries)]:
+            assert np.array_equal(mine, theirs, equal_nan=True) and np.asarray(mine).dtype == np.asarray(theirs).dtype
+    assert 1000 < sum(map(bool, used)) < 2900
+
+
+def test_a_text_is_cut_into_whole_frames():
+    """Many frames of one size, as the next ones one by one; damage ends what is cut."""
+    frames = [f"2\nProperties=species:S:1:pos:R:3 energy={k}.5\nH 0 0 {k}\n O 0.0 0.0 1.0\n" for k in range(5)]
+    other = "1\n\nH 0.0 0.0 0.0\n"
+    ends = np.cumsum([len(frame) for frame in frames]).tolist()
+    assert extxyz.cut_xyz("".join(frames).encode()) == (ends[:4], False)  # the last one may be continued
+    assert extxyz.cut_xyz("".join([*frames, other, other]).encode()) == ([*ends, ends[-1] + len(other)], False)
+    assert extxyz.cut_xyz("".join([other, *frames]).encode()) == ([len(other) + end for end in [0, *ends[:4]]], False)
+    for damage in ("2\n\nH 0.0 0.0 0.0\n", "two\n", "2\n\n2\n\n", "2\n\n0 0 0\n0 0 0\n2\n"):
+        found, damaged = extxyz.cut_xyz("".join([*frames, damage, *frames]).encode())
+        assert damaged and found == (ends[:4] if damage == "two\n" else ends)  # another number may belong to a frame
+    assert extxyz.cut_xyz("".join(frames).replace("energy", "energy\r").encode()) == ([], True)
+    assert extxyz.cut_xyz("".join(frames).replace("\n", "\r\n").encode())[0] == [
+        e + 4 * k for k, e in enumerate(ends[:4], 1)
+    ]

@@ -1,18 +1,18 @@
 """Processing of blocks of records, with one process for each device, into files that grow by blocks.
 
-Reading, computing and writing overlap, and the order is kept. An interrupted run continues with the next block.
+Reading, computing and writing overlap, and the order is kept. An interrupted run continues with the next block. Blocks
+go from process to process in memory that all of them share.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import mmap
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
 import uuid
 import warnings
 from collections import deque
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from itertools import islice
+from multiprocessing.reduction import DupFd, ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -44,6 +45,7 @@ __all__ = [
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
 _HELPERS = 24  # processes beside GPUs
 _AHEAD = 2  # number of blocks that wait for each device
+_SLOT = 2**24  # bytes of a slot of shared memory
 _RESUME = "the results so far are written, and the same command continues from there"
 _LOST = "no results are written without an output: take fewer devices, or smaller batches or blocks"
 _Item = TypeVar("_Item")
@@ -55,6 +57,7 @@ Setup = Callable[[str], Work]
 """Returns the function that computes blocks on a device. It is sent to each process and called there once."""
 
 _work: Work  # of this process
+_shared: _SharedMemory  # of this process, if another one has started it
 _busy = _stopped = False
 _jobs: dict[str, Work] = {}  # of the last runs on this worker of a cluster
 _JOBS = 2  # most of them
@@ -75,6 +78,102 @@ class Pool(NamedTuple):
 
     submit: Callable[[Any], Any]
     workers: Callable[[], int]
+
+
+class _Parcel(NamedTuple):
+    """A block, or what a stage has made of it, on its way.
+
+    Attributes:
+        slot: its part of the shared memory.
+        size: number of bytes of it there.
+        content: all of it, if it is too large for its slot.
+    """
+
+    slot: int
+    size: int
+    content: bytes = b""
+
+
+class _SharedMemory:
+    """Memory of all processes of a run, so that blocks need not go through pipes.
+
+    A block that gets a slot keeps it through all stages: a process reads its parcel there and writes the result into
+    its place. The process that started the others gives slots and takes them back. The memory has no name that a killed
+    run could leave behind.
+
+    Args:
+        slots: number of slots; without one, all goes through pipes. Pages that no block has reached take no memory.
+        size: bytes of a slot; a block that is larger goes through pipes.
+        file: the memory of the process that started this one; None makes it.
+    """
+
+    def __init__(self, slots: int, size: int = 0, file: Any = None):
+        self._slots, self._size, self._free = slots, size, [*range(slots)]
+        if slots:
+            self._file = os.memfd_create("blocks") if file is None else file.detach()
+            if file is None:
+                os.truncate(self._file, slots * size)
+            self._map = mmap.mmap(self._file, slots * size)
+
+    @classmethod
+    @contextmanager
+    def of(cls, slots: int) -> Iterator[_SharedMemory]:
+        """Yield the memory, without slots where the system has no memory without a name."""
+        shared = cls(slots if hasattr(os, "memfd_create") else 0, _SLOT)
+        try:
+            yield shared
+        finally:
+            if shared._slots:
+                os.close(shared._file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _SharedMemory, (self._slots, self._size, DupFd(self._file)) if self._slots else (0,)
+
+    def pack(self, block: Any) -> Any:
+        """Return a block as a parcel; as it is if no slot is free, or if it is one."""
+        return block if isinstance(block, _Parcel) or not self._free else self.put(block, self._free.pop())
+
+    def unpack(self, block: Any) -> Any:
+        """Return a block, also from a parcel, whose slot is free then."""
+        if not isinstance(block, _Parcel):
+            return block
+        found = self.take(block)
+        self._free.append(block.slot)
+        return found
+
+    def put(self, block: Any, slot: int) -> _Parcel:
+        """Write a block into a slot."""
+        self._map.seek(slot * self._size)
+        place = _Slot(self._map, self._size)
+        try:
+            ForkingPickler(place, 5).dump(block)
+        except _TooLarge:
+            return _Parcel(slot, 0, bytes(ForkingPickler.dumps(block, 5)))
+        return _Parcel(slot, self._size - place.left)
+
+    def take(self, parcel: _Parcel) -> Any:
+        """Return the block of a parcel."""
+        if parcel.content:
+            return ForkingPickler.loads(parcel.content)
+        with memoryview(self._map) as view, view[parcel.slot * self._size :][: parcel.size] as content:
+            return ForkingPickler.loads(content)
+
+
+class _TooLarge(Exception):
+    """A block does not fit into its slot."""
+
+
+class _Slot:
+    """A slot as a file that is written from its beginning."""
+
+    def __init__(self, file: mmap.mmap, size: int):
+        self._file, self.left = file, size
+
+    def write(self, content: Any) -> None:
+        self.left -= memoryview(content).nbytes
+        if self.left < 0:
+            raise _TooLarge
+        self._file.write(content)
 
 
 def blocks_of(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
@@ -114,6 +213,8 @@ def devices_pool(
     remedy: str = _RESUME,
     here: bool = False,
     module: str | None = None,
+    shared: _SharedMemory | None = None,
+    apart: bool = False,
 ) -> Iterator[Pool]:
     """Yield a pool that computes blocks on devices.
 
@@ -127,28 +228,34 @@ def devices_pool(
         remedy: what to do where the system ends a process, for the error.
         here: let this thread use a single device, so that Ctrl-C ends a block that takes long.
         module: name of a module that is imported before processes are copied; default: that of `setup`.
+        shared: memory through which blocks and results go.
+        apart: give a single device a process too, and start all at once. A process loads PyTorch and the model again,
+            but neither waits for the other's Python.
 
     Raises:
         BadConfig: there is no scheduler at the address.
         MissingBackend: the package distributed is not installed.
         ProcessEnded: the system ended a process, for example when memory was short, or a process could not start.
     """
+    memory = shared or _SharedMemory(0)
     if dask is not None:
         with _cluster(setup, devices[0], dask) as pool:
             yield pool
-    elif len(devices) > 1:
-        with _processes(setup, devices, remedy, module) as pool:
+    elif apart or len(devices) > 1:
+        with _processes(setup, devices, remedy, module, memory, apart) as pool:
             yield pool
     elif here:
         yield Pool(partial(_done, setup(devices[0])), lambda: 1)
     else:
         with _ended(ThreadPoolExecutor(1)) as thread:
             work = thread.submit(setup, devices[0])  # kept here: other runs of this process have threads too
-            yield Pool(lambda block: thread.submit(lambda: work.result()(block)), lambda: 1)
+            yield Pool(lambda block: thread.submit(lambda: work.result()(memory.unpack(block))), lambda: 1)
 
 
 @contextmanager
-def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Pool]]:
+def helpers_pool(
+    count: int, module: str, shared: _SharedMemory | None = None
+) -> Iterator[Callable[[Work, bool], Pool]]:
     """Yield a function that returns the pool of a stage; processes of one core each serve all stages.
 
     The arguments of the function are the work of the stage, and whether it is so fast that this thread can do it until
@@ -157,21 +264,20 @@ def helpers_pool(count: int, module: str) -> Iterator[Callable[[Work, bool], Poo
     Args:
         count: number of processes. A worker of a multiprocessing.Pool may not start any: see `may_have_children`.
         module: name of the module that does the work, which is imported before processes are copied.
+        shared: as of `devices_pool`.
 
     Raises:
         ProcessEnded: as `devices_pool`.
     """
-    context = _context(module)
+    context, memory = _context(module), shared or _SharedMemory(0)
     begun = context.Event()
-    executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun,))
+    executor = ProcessPoolExecutor(count, context, initializer=_begin_helper, initargs=(begun, memory))
     with _ended(executor), _in_words(begun.is_set), _started(executor, count):
 
         def submit(work: Work, quick: bool, block: Any) -> Future[Any] | _WithWarnings:
-            return (
-                _WithWarnings(executor.submit(_with_warnings, work, block))
-                if begun.is_set() or not quick
-                else _done(work, block)
-            )
+            if begun.is_set() or not quick:
+                return _WithWarnings(executor.submit(_with_warnings, work, memory.pack(block)))
+            return _done(work, memory.unpack(block))
 
         yield lambda work, quick: Pool(partial(submit, work, quick), lambda: count)
 
@@ -231,13 +337,14 @@ def through(
             with devices_pool(stages.whole, devices, dask, remedy, module=module) as pool:
                 yield from in_order(blocks, pool)
             return
-        # the device first: a thread loads the model while the processes start
+        # the device first: its model is loaded while the processes start
         with (
-            devices_pool(stages.setup, devices, remedy=remedy, module=module) as pool,
-            helpers_pool(helpers, module) as helping,
+            _SharedMemory.of(4 * helpers + 8) as shared,
+            devices_pool(stages.setup, devices, None, remedy, False, module, shared, apart=not slow) as pool,
+            helpers_pool(helpers, module, shared) as helping,
         ):
             prepared = in_order(blocks, helping(stages.prepare, not slow))
-            yield from in_order(in_order(prepared, pool), helping(stages.finish, True))
+            yield from map(shared.unpack, in_order(in_order(prepared, pool), helping(stages.finish, True)))
 
 
 @contextmanager
@@ -356,17 +463,21 @@ def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
 
 
 @contextmanager
-def _processes(setup: Setup, devices: list[str], remedy: str, module: str | None) -> Iterator[Pool]:
-    """Yield the pool of several devices of this host."""
+def _processes(
+    setup: Setup, devices: list[str], remedy: str, module: str | None, shared: _SharedMemory, at_once: bool
+) -> Iterator[Pool]:
+    """Yield the pool of devices of this host that have a process each."""
     if not may_have_children():
         raise BadConfig("devices: a worker of a multiprocessing.Pool cannot start processes: name one device there")
     context = _context(module or getattr(setup, "func", setup).__module__)
     queue, begun = context.SimpleQueue(), context.Event()
     for device in devices:
         queue.put(device)
-    executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue, begun))
-    with _ended(executor), _in_words(begun.is_set, remedy):
-        yield Pool(lambda block: _WithWarnings(executor.submit(_run, block)), lambda: len(devices))
+    given = setup, queue, begun, shared
+    executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=given)
+    starting = _started(executor, len(devices)) if at_once else nullcontext()
+    with _ended(executor), _in_words(begun.is_set, remedy), starting:
+        yield Pool(lambda block: _WithWarnings(executor.submit(_run, shared.pack(block))), lambda: len(devices))
 
 
 @contextmanager
@@ -404,9 +515,9 @@ def _in_words(begun: Callable[[], bool], remedy: str = _RESUME) -> Iterator[None
         ) from None
 
 
-def _begin_process(setup: Setup, queue: Any, begun: Event) -> None:
+def _begin_process(setup: Setup, queue: Any, begun: Event, shared: _SharedMemory) -> None:
     global _work
-    _begin_helper(begun)
+    _begin_helper(begun, shared)
     try:
         _work = setup(queue.get())
     except Exception as error:
@@ -418,9 +529,11 @@ def _refuse(error: Exception, block: Any) -> None:
     raise error
 
 
-def _begin_helper(begun: Event) -> None:
+def _begin_helper(begun: Event, shared: _SharedMemory) -> None:
+    global _shared
     import torch
 
+    _shared = shared
     signal.signal(signal.SIGINT, _interrupt)
     begun.set()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -448,14 +561,14 @@ def _interrupt(*_: Any) -> None:
 
 
 def _with_warnings(work: Work, block: Any) -> tuple[Any, list[tuple[str, type[Warning]]]]:
-    """Return the result of a block, and warnings."""
+    """Return the result of a block, in the slot of the block if it has one, and warnings."""
     global _busy, _stopped
     _busy = True
     try:
         if _stopped:
             raise KeyboardInterrupt
         with warnings.catch_warnings(record=True) as caught:
-            found = work(block)
+            found = _shared.put(work(_shared.take(block)), block.slot) if isinstance(block, _Parcel) else work(block)
     except KeyboardInterrupt:  # also of work that takes signals itself
         _stopped = True
         raise
@@ -480,10 +593,11 @@ class _WithWarnings:
 class Journal:
     """Appends blocks to the files of a run, so that each block is complete or absent.
 
-    After each block, unless waiting for the disk would take more than half of the time, the number of finished records
-    and the sizes of the files are written to `OUT.progress`. A run that finds this file cuts the files to these sizes,
-    which removes what came later, and continues. The file is removed at the end. A run that fails before its first
-    block is written leaves nothing. No other run may write the files meanwhile, see `core.files.claimed`.
+    The number of finished records and the sizes of the files are written to `OUT.progress` by a thread that waits for
+    the disk: after each block, or after several that were appended while it waited. A run that finds this file cuts the
+    files to these sizes, which removes what came later, and continues. The file is removed at the end. A run that fails
+    before its first block is written leaves nothing. No other run may write the files meanwhile, see
+    `core.files.claimed`.
 
     Args:
         output: the file of results, which determines the name of the state.
@@ -504,13 +618,16 @@ class Journal:
         self._state = output.with_name(output.name + ".progress")
         self._job = json.loads(json.dumps(job))
         self.kept: Any = None
-        self.done, sizes = self._resume()
+        self._resume()
         self._files = [open(path, "ab", buffering=0) for path in self._paths]
-        for file, size in zip(self._files, sizes, strict=True):
+        for file, size in zip(self._files, self._sizes, strict=True):
             file.truncate(size)
-        self._sizes, self._next, self._is_saved = sizes, -math.inf, True
+        self._is_saved = True
+        self._disk, self._saving = ThreadPoolExecutor(1), Future[None]()
+        self._saving.set_result(None)
 
-    def _resume(self) -> tuple[int, list[int]]:
+    def _resume(self) -> None:
+        """Take over the state of an interrupted run, or begin."""
         found = json.loads(self._state.read_text()) if self._state.exists() else None
         if found and found["records"]:
             if found["job"] != self._job:
@@ -519,14 +636,14 @@ class Journal:
                     f"{self._output} belongs to an interrupted run that differs in {', '.join(changed)}: give the same "
                     f"command to finish it, or remove {self._state} to start again"
                 )
-            self.kept = found.get("kept")
-            return found["records"], found["sizes"]
+            self.kept, self.done, self._sizes = found.get("kept"), found["records"], found["sizes"]
+            return
         if found is None:  # else the files are those of a run that was killed in its first block
             self._spare_others()
             for path in self._paths:
                 keep_old(path)
-        self._save(0, [0] * len(self._paths))
-        return 0, [0] * len(self._paths)
+        self.done, self._sizes = 0, [0] * len(self._paths)
+        atomic_write(self._state, self._text())
 
     def _spare_others(self) -> None:
         """Refuse files of an interrupted run with another output, such as the failures beside NAME.xyz and NAME.csv."""
@@ -542,13 +659,14 @@ class Journal:
                         f"{state.with_suffix('').name}: finish that run first, or choose an output with another name"
                     )
 
-    def _save(self, records: int, sizes: list[int]) -> None:
+    def _text(self) -> str:
+        """Return the state as the file has it."""
         files = [path.name for path in self._paths]
-        state = {"records": records, "sizes": sizes, "files": files, "kept": self.kept, "job": self._job}
-        atomic_write(self._state, json.dumps(state, indent=1))
+        state = {"records": self.done, "sizes": self._sizes, "files": files, "kept": self.kept, "job": self._job}
+        return json.dumps(state, indent=1)
 
     def commit(self, records: int, *texts: str | bytes, kept: Any = None) -> None:
-        """Append the results of a block, and wait for the disk unless it has been waited for a moment ago.
+        """Append the results of a block.
 
         Args:
             records: number of records of the input in the block.
@@ -556,23 +674,21 @@ class Journal:
             kept: the attribute from now on.
 
         Raises:
-            OSError: they cannot be written, as on a full disk; names the file.
+            OSError: they, or those of an earlier block, cannot be written, as on a full disk; names the file.
         """
         for file, text in zip(self._files, texts, strict=True):
             append(file, text.encode() if isinstance(text, str) else text)
         sizes = [file.tell() for file in self._files]
         # together, after all texts: `close` saves the state of complete blocks also after an error
         self.done, self._sizes, self.kept, self._is_saved = self.done + records, sizes, kept, False
-        if time.monotonic() >= self._next:
-            self._sync()
+        if self._saving.done():
+            self._saving.result()
+            self._saving, self._is_saved = self._disk.submit(self._sync, self._text()), True
 
-    def _sync(self) -> None:
-        began = time.monotonic()
+    def _sync(self, state: str) -> None:
         for file in self._files:
             os.fsync(file.fileno())
-        self._save(self.done, self._sizes)
-        now = time.monotonic()
-        self._next, self._is_saved = 2 * now - began, True
+        atomic_write(self._state, state)
 
     @contextmanager
     def writing(self, what: str, continues: Callable[[], bool] = lambda: True) -> Iterator[None]:
@@ -601,10 +717,14 @@ class Journal:
             continues: False for a run that failed so that it cannot be continued; all of it is removed.
         """
         left = self.done and continues and not finished
-        if left and not self._is_saved:
-            self._sync()
-        for file in self._files:
-            file.close()
+        try:
+            self._saving.result()
+            if left and not self._is_saved:
+                self._sync(self._text())
+        finally:
+            self._disk.shutdown()
+            for file in self._files:
+                file.close()
         if not left:
             self._state.unlink()
         if not (finished or left):

@@ -205,25 +205,24 @@ def is_count(text: str | bytes) -> bool:
 def cut_xyz(text: bytes) -> tuple[list[int], bool]:
     """Find whole frames at the beginning of a text without looking at each line.
 
-    Such a frame is followed by another one, and each of its lines of atoms has a decimal point.
+    Such a frame is followed by another one, and each of its lines of atoms begins with a letter or has a decimal point.
 
     Returns:
         Where the frames end; True if something else follows, for which the lines must be read one by one.
     """
-    found: list[int] = []
     codes = np.frombuffer(text, np.uint8)
     begins = np.concatenate([[0], np.flatnonzero(codes == ord("\n")) + 1])
-    starts, whole = begins.tolist(), len(begins) - 1
-    pointed = np.logical_or.reduceat(codes[: starts[-1]] == ord("."), begins[:-1]) if whole else np.ones(0, bool)
-    other = [*np.flatnonzero(~pointed).tolist(), len(begins)]  # lines without a point
-    returns = text.count(b"\r", 0, starts[-1])
-    if returns and returns != text.count(b"\r\n", 0, starts[-1]):
-        return found, True
+    end = int(begins[-1])
+    if b"\r" in text and text.count(b"\r", 0, end) != text.count(b"\r\n", 0, end):
+        return [], True
+    pointless = _without_point(text, codes, begins)
+    found, line = _equal_sizes(text, codes, begins, pointless)
+    starts, other = begins[line:].tolist(), [*(pointless[pointless >= line] - line).tolist(), len(begins)]
+    whole, line = len(starts) - 1, 0
 
     def word(line: int) -> bytes:
         return text[starts[line] : starts[line + 1]].strip()
 
-    line = 0
     head = word(0).removeprefix(BOM.encode()) if whole else b""  # only the first text of a file begins with a mark
     while True:
         while not head:
@@ -242,6 +241,30 @@ def cut_xyz(text: bytes) -> tuple[list[int], bool]:
         if head and not head.isdigit():
             return found, True
         found.append(starts[last])
+
+
+def _without_point(text: bytes, codes: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Return the lines that neither begin with a letter nor have a decimal point: one may be a number of atoms."""
+    lines = np.flatnonzero((codes[begins[:-1]] | 32) - ord("a") >= 26)
+    if 4 * len(lines) > len(begins):  # lines of atoms begin with spaces
+        return lines[~np.logical_or.reduceat(codes[: begins[-1]] == ord("."), begins[:-1])[lines]]
+    places = zip(begins[lines].tolist(), begins[lines + 1].tolist(), strict=True)
+    return lines[[text.find(b".", first, last) < 0 for first, last in places]]
+
+
+def _equal_sizes(text: bytes, codes: np.ndarray, begins: np.ndarray, pointless: np.ndarray) -> tuple[list[int], int]:
+    """Find the frames before the first one with another number of atoms, for `cut_xyz`: where they end, and the line
+    after them. Many files have no other frames."""
+    head = text[: begins[1]] if len(begins) > 1 else b""
+    if not is_count(head.strip()):
+        return [], 0
+    lines = 2 + int(head)
+    heads = begins[::lines]
+    heads = heads[heads + len(head) <= begins[-1]]
+    equal = (codes[heads[:, None] + np.arange(len(head))] == [*head]).all(1)
+    among_atoms = pointless[pointless % lines > 1]
+    count = min([len(equal) - 1, *(np.flatnonzero(~equal)[:1] - 1), *(among_atoms[:1] // lines)])
+    return begins[lines : lines * count + 1 : lines].tolist(), lines * count
 
 
 def _tidied(comment: str) -> str:
@@ -433,19 +456,21 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
         comment = _tidied(comment)
         _check_keys(comment)
     info, refused, doubt = _Head({"comment": comment}, "", "") if vectors else _head(comment)
-    rows = [line.split() for line in lines]
     properties = info.pop("Properties", None)
-    if properties is None:
-        properties = _WITH_CHARGES if not vectors and _fifth(rows) else _PLAIN
-    columns = _columns(str(properties))
-    width = columns[-1].first + columns[-1].width
-    if min(map(len, rows), default=width) < width:
-        k = next(k for k, row in enumerate(rows) if len(row) < width)
-        many = f": is the number of atoms, {size}, too large?" if len(rows[k]) < 2 else ""
-        raise ValueError(f"atom {k} has {len(rows[k])} of its {width} columns{many}")
-    arrays = {column.name: _values(rows, column) for column in columns}
-    if lines and not lines[-1].endswith("\n"):
-        _check_last(rows)
+    arrays = {} if properties is None else _reals(lines, _columns(str(properties)))
+    if not arrays:
+        rows = [line.split() for line in lines]
+        if properties is None:
+            properties = _WITH_CHARGES if not vectors and _fifth(rows) else _PLAIN
+        columns = _columns(str(properties))
+        width = columns[-1].first + columns[-1].width
+        if min(map(len, rows), default=width) < width:
+            k = next(k for k, row in enumerate(rows) if len(row) < width)
+            many = f": is the number of atoms, {size}, too large?" if len(rows[k]) < 2 else ""
+            raise ValueError(f"atom {k} has {len(rows[k])} of its {width} columns{many}")
+        arrays = {column.name: _values(rows, column) for column in columns}
+        if lines and not lines[-1].endswith("\n"):
+            _check_last(rows)
     symbols, numbers, positions = arrays.get("symbols"), arrays.get("numbers"), arrays.get("positions")
     if numbers is None:
         numbers = _numbers(symbols)
@@ -546,6 +571,33 @@ def _check_last(rows: Sequence[Sequence[str]]) -> None:
     *others, last = (len(word.partition(".")[2]) for row in rows for word in row if "." in word or word is row[-1])
     if len(set(others)) == 1 and last < others[0]:
         raise EOFError(f"the file was cut off: its last number, {rows[-1][-1]}, is shorter than all others")
+
+
+def _reals(lines: Sequence[str], columns: Sequence[_Column]) -> dict[str, np.ndarray]:
+    """Return the columns of lines with a symbol and real numbers, without looking at each line; those as `_values`, the
+    symbols as atomic numbers.
+
+    Nothing is returned for other lines. A line with too few words among others with too many is found, since the next
+    lines do not begin with the words that are taken for their symbols.
+    """
+    species, *others = columns
+    if species[:2] != ("symbols", "S") or species.width != 1 or any(column.kind != "R" for column in others):
+        return {}
+    width = 1 + sum(column.width for column in others)
+    words = "".join(lines).split()
+    if not lines or len(words) != width * len(lines) or not lines[-1].endswith("\n"):
+        return {}
+    symbols = tuple(words[::width])
+    del words[::width]
+    if not all(map(str.startswith, map(str.lstrip, lines), symbols)):
+        return {}
+    try:
+        numbers = _numbers_of(symbols).copy()
+        values = np.array([*map(float, words)]).reshape(len(lines), width - 1)
+    except ValueError:  # also numbers as Fortran writes them
+        return {}
+    parts = {column.name: values[:, column.first - 1 : column.first - 1 + column.width] for column in others}
+    return {"numbers": numbers, **{name: part[:, 0] if part.shape[1] == 1 else part for name, part in parts.items()}}
 
 
 def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
