@@ -92,8 +92,10 @@ def _wider(block):
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memory without a name")
-@pytest.mark.parametrize(("slots", "size"), [(6, 2**20), (6, 3000), (6, 100), (1, 2**20), (0, 0)])
-@pytest.mark.parametrize(("devices", "slow"), [(["7"], False), (["7", "7"], False), (["7"], True)])
+@pytest.mark.parametrize(
+    ("slots", "size", "devices", "slow"),
+    [(6, 2**20, ["7", "7"], False), (6, 3000, ["7"], True), (1, 3000, ["7"], False), (0, 0, ["7"], False)],
+)
 def test_blocks_go_through_shared_memory(monkeypatch, slots, size, devices, slow):
     """All of them, also those larger than a slot and those for which none is free; the order is kept."""
     of, shared = pipeline._SharedMemory.of, []

@@ -7,12 +7,14 @@ go from process to process in memory that all of them share.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 import uuid
 import warnings
 from collections import deque
@@ -42,6 +44,7 @@ __all__ = [
     "helpers_pool", "in_order", "left_text", "may_have_children", "rate_text", "through",
 ]  # fmt: skip
 
+_IMPORTED = ("ase.io.extxyz",)  # where structures are read or written; takes a second in each process
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
 _HELPERS = 24  # processes beside GPUs
 _AHEAD = 2  # number of blocks that wait for each device
@@ -400,7 +403,7 @@ def _context(module: str) -> Any:
 
         context = multiprocessing.get_context("forkserver")
         before = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])
-        context.set_forkserver_preload([module])  # for the whole program, until the server runs
+        context.set_forkserver_preload([module, *_IMPORTED])  # for the whole program, until the server runs
         threads = {name: os.environ.get(name) for name in _THREADS}
         os.environ.update(dict.fromkeys(_THREADS, "1"))  # each process has one core, also for the libraries of NumPy
         try:
@@ -594,10 +597,9 @@ class Journal:
     """Appends blocks to the files of a run, so that each block is complete or absent.
 
     The number of finished records and the sizes of the files are written to `OUT.progress` by a thread that waits for
-    the disk: after each block, or after several that were appended while it waited. A run that finds this file cuts the
-    files to these sizes, which removes what came later, and continues. The file is removed at the end. A run that fails
-    before its first block is written leaves nothing. No other run may write the files meanwhile, see
-    `core.files.claimed`.
+    the disk: after each block, but for at most a fifth of the time. A run that finds this file cuts the files to these
+    sizes, which removes what came later, and continues. The file is removed at the end. A run that fails before its
+    first block is written leaves nothing. No other run may write the files meanwhile, see `core.files.claimed`.
 
     Args:
         output: the file of results, which determines the name of the state.
@@ -622,7 +624,7 @@ class Journal:
         self._files = [open(path, "ab", buffering=0) for path in self._paths]
         for file, size in zip(self._files, self._sizes, strict=True):
             file.truncate(size)
-        self._is_saved = True
+        self._is_saved, self._next = True, -math.inf
         self._disk, self._saving = ThreadPoolExecutor(1), Future[None]()
         self._saving.set_result(None)
 
@@ -683,12 +685,16 @@ class Journal:
         self.done, self._sizes, self.kept, self._is_saved = self.done + records, sizes, kept, False
         if self._saving.done():
             self._saving.result()
-            self._saving, self._is_saved = self._disk.submit(self._sync, self._text()), True
+            if time.monotonic() >= self._next:
+                self._saving, self._is_saved = self._disk.submit(self._sync, self._text()), True
 
     def _sync(self, state: str) -> None:
+        began = time.monotonic()
         for file in self._files:
             os.fsync(file.fileno())
         atomic_write(self._state, state)
+        now = time.monotonic()
+        self._next = now + 4 * (now - began)  # files may have to wait for a disk that is waited for
 
     @contextmanager
     def writing(self, what: str, continues: Callable[[], bool] = lambda: True) -> Iterator[None]:
