@@ -93,10 +93,10 @@ def _wider(block):
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memory without a name")
 @pytest.mark.parametrize(
-    ("slots", "size", "devices", "slow"),
-    [(6, 2**20, ["7", "7"], False), (6, 3000, ["7"], True), (1, 3000, ["7"], False), (0, 0, ["7"], False)],
+    ("slots", "size", "devices", "large"),
+    [(6, 2**20, ["7", "7"], False), (6, 3000, ["7"], False), (1, 3000, ["7"], True), (0, 0, ["7"], True)],
 )
-def test_blocks_go_through_shared_memory(monkeypatch, slots, size, devices, slow):
+def test_blocks_go_through_shared_memory(monkeypatch, slots, size, devices, large):
     """All of them, also those larger than a slot and those for which none is free; the order is kept."""
     of, shared = pipeline._SharedMemory.of, []
     monkeypatch.setattr(pipeline, "_SLOT", size)
@@ -116,12 +116,14 @@ def test_blocks_go_through_shared_memory(monkeypatch, slots, size, devices, slow
         return found
 
     monkeypatch.setattr(pipeline._SharedMemory, "pack", packed)
-    found = list(through(blocks, stages, devices, __name__, 2, slow))
+    found = list(through(blocks, stages, devices, __name__, 2, not large, size=large * 2**30))
     for k, block in enumerate(found):
         expected = _wider(_add(7, _double({"numbers": np.arange(k, k + 50), "text": b"x" * 2000})))
         assert np.array_equal(block["numbers"], expected["numbers"]) and block["text"] == expected["text"]
         block["numbers"] += 1  # nobody else's
-    assert len(found) == 40 and (os.getpid() in {block["process"] for block in found}) == slow
+    assert len(found) == 40 and (os.getpid() in {block["process"] for block in found}) == (
+        devices == ["7"] and not large
+    )
     assert any(taken) == (slots > 0 and size > 2000)
 
 

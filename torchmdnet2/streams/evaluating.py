@@ -222,10 +222,14 @@ class FrameSource:
         self.refused = False
 
     @property
+    def size(self) -> int:
+        """Number of bytes of all files."""
+        return sum(os.path.getsize(file) for reader in self._readers for file in reader.files)
+
+    @property
     def takes_long(self) -> bool:
         """Whether other processes, which take seconds to start, should help."""
-        size = sum(os.path.getsize(file) for reader in self._readers for file in reader.files)
-        return size > _BYTES or sum(reader.num_frames for reader in self._readers) > _MANY
+        return self.size > _BYTES or sum(reader.num_frames for reader in self._readers) > _MANY
 
     @classmethod
     def of_dataset(cls, dataset: Dataset, chosen: Sequence[int]) -> FrameSource:
@@ -608,12 +612,13 @@ def evaluate_stream(
     size *= -(-least // size)
     stages = Stages(methodcaller("read"), evaluation, EvaluatedBlock.written)
     helpers = helpers_for(devices, dask) if source.takes_long else 0
+    more: dict[str, Any] = {"dask": dask, "written": output is not None, "size": source.size}
 
     def run() -> Iterator[EvaluatedBlock]:
         began, before, skipped = time.monotonic(), found.read, 0.0
         blocks = source.blocks(size, found.place)
         with nullcontext() if console is None else console.status("") as shown:
-            for block in through(blocks, stages, devices, __name__, helpers, dask=dask, written=output is not None):
+            for block in through(blocks, stages, devices, __name__, helpers, **more):
                 source.take(block)
                 if not (block.read or block.failures):  # an earlier run wrote it
                     continue

@@ -437,7 +437,8 @@ def _stream(
 
     def computed(first: int) -> Iterator[Any]:
         blocks = source.blocks(first, block)
-        return through(blocks, stages, devices, __name__, helpers, source.embeds, dask, output is not None)
+        size = source.file.size if source.file is not None else 0
+        return through(blocks, stages, devices, __name__, helpers, source.embeds, dask, output is not None, size)
 
     if output is None:
         if report:
