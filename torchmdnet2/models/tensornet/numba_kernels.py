@@ -25,8 +25,8 @@ __all__ = [
     "dense", "descend", "edge_gradients", "embed", "gather", "gather_adjoint", "inline", "layer_norm",
     "layer_norm_adjoint", "load", "load9", "log_norm", "log_norm_adjoint", "mix", "norm_gradient",
     "normalise_adjoint", "panels", "part_norms", "place_edges", "product", "product_adjoint", "repeat", "row_force",
-    "scale", "scale_parts", "sigmoid", "silu", "silu_slope", "square", "squared_norm", "store", "store9",
-    "store9_scaled", "total", "zeros",
+    "scale", "scale_parts", "sigmoid", "silu", "silu_and_slope", "silu_slope", "square", "squared_norm", "store",
+    "store9", "store9_scaled", "total", "zeros",
 ]  # fmt: skip
 
 
@@ -688,6 +688,15 @@ def silu_slope(x, out, width):
     for c in range(width):
         s = ONE / (ONE + exp(-x[c]))
         out[c] *= s * (ONE + x[c] * (ONE - s))
+
+
+@call
+def silu_and_slope(x, out, width):
+    """out = x/(1 + exp(−x)) of a row, and its slope in the place of x."""
+    for c in range(width):
+        s = ONE / (ONE + exp(-x[c]))
+        out[c] = x[c] * s
+        x[c] = s * (ONE + x[c] * (ONE - s))
 
 
 @inline

@@ -26,6 +26,7 @@ from ...kernels.compiling_cpu import compiled, kernel, kernel_family
 from ...kernels.interfaces import Array, CpuAtoms, CpuOutputs, CpuRows, ReadCharges
 from ..tensornet.cpu import BufferPool, CpuBuffers, CpuTensorNet, Shape, chunks
 from ..tensornet.numba_kernels import (
+    LANES,
     ONE,
     ROWS,
     THREE,
@@ -47,6 +48,7 @@ from ..tensornet.numba_kernels import (
     scale,
     sigmoid,
     silu,
+    silu_and_slope,
     silu_slope,
     store9,
 )
@@ -119,7 +121,7 @@ class CpuTensorNet2(CpuTensorNet):
             after = min(i + 1, layers - 1)
             charge_rows(len(r.charges), r.charges, self.filters[i].charges, r.by_charge[i])
             k.interaction(
-                chunks(r), *edges, r.receiver, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q,
+                chunks(r), *edges, r.receiver, r.reverse, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q,
                 self.mix_out[i][0], self.mix_in[after][0], i + 1 == layers, with_forces and r.kept[i] > 0,
                 r.x[i], r.y[i], r.m[i], r.d[i], r.x[i + 1], r.inverse[i + 1], r.y[after], r.kept2[i], r.kept3[i],
             )  # fmt: skip
@@ -142,7 +144,7 @@ class CpuTensorNet2(CpuTensorNet):
             self._update_backward(r, i + 1, slope is not None or i + 1 < layers)
             f = self.filters[i]
             k.message_backward(
-                chunks(r), *edges, r.receiver, r.reverse, r.envelope, r.envelope_slope, r.knot, r.offset,
+                chunks(r), *edges, r.receiver, r.envelope, r.envelope_slope, r.knot, r.offset,
                 *self._filters(r, i), f.second_t, f.third_t, f.charges_t, self.mix_in[i][1], r.kept[i] > 0,
                 r.kept2[i], r.kept3[i], r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy, r.slope, r.g, r.own_slope,
                 r.pair_slope,
@@ -198,7 +200,8 @@ class _CpuBuffers(CpuBuffers):
     """Buffers of TensorNet, of the stages of charges, 0 … L, and of the filters of each layer.
 
     Attributes:
-        kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer are large enough for all edges.
+        kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer are large enough for all edges. They hold
+            the slopes of the second activation, and what the third acts on, in the row of the reverse edge.
     """
 
     receiver: Array
@@ -336,21 +339,23 @@ def whole(slots):
 
 @call
 def layers(slots, h1, active1, w2, b2, h2, active2, w3, b3, h3, F):
-    """h2 and h3 from h1."""
+    """h3 from h1, and in h2 the slopes of the second activation."""
     for s in range(slots):
         silu(h1[s], active1[s], F)
     dense(active1, 0, w2, b2, h2, 0, F, 2 * F, whole(slots))
     for s in range(slots):
-        silu(h2[s], active2[s], 2 * F)
+        silu_and_slope(h2[s], active2[s], 2 * F)
     dense(active2, 0, w3, b3, h3, 0, 2 * F, 3 * F, whole(slots))
 
 
 @call
-def gradient_layers(slots, g3, w3t, h2, g2, w2t, h1, g1, none, F):
-    """g1 [slots, F], the gradient of h1, from g3, that of h3."""
+def gradient_layers(slots, g3, w3t, slope2, at, g2, w2t, h1, g1, none, F):
+    """g1 [slots, F], the gradient of h1, from g3, that of h3; slope2 has the slopes from row `at` on."""
     dense(g3, 0, w3t, none, g2, 0, 3 * F, 2 * F, whole(slots))
     for s in range(slots):
-        silu_slope(h2[s], g2[s], 2 * F)
+        g, slope = g2[s], slope2[at + s]
+        for c in range(2 * F):
+            g[c] *= slope[c]
     dense(g2, 0, w2t, none, g1, 0, 2 * F, F, whole(slots))
     for s in range(slots):
         silu_slope(h1[s], g1[s], F)
@@ -467,11 +472,11 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     @kernel
     def interaction(
         begin, stop,
-        n, row_ptr, sender, receiver, envelope, knot, offset, table, self_first, by_charge, w2, b2, w3, b3,
+        n, row_ptr, sender, receiver, reverse, envelope, knot, offset, table, self_first, by_charge, w2, b2, w3, b3,
         charge_factor, w_out, w_next, last, kept, x, y, m, d, x_next, inverse_next, y_next, kept2, kept3,
     ):  # fmt: skip
-        """M with filters that depend on the charges, then as TensorNet's. `kept`: h2 [E, 2F], h3 [E, 3F] of the
-        filters are stored."""
+        """M with filters that depend on the charges, then as TensorNet's. `kept`: what `layers` gives in h2 [E, 2F]
+        and h3 [E, 3F] is stored, in the rows of the reverse edges, which the gradient reads from front to back."""
         for chunk in range(begin, stop):
             first = chunk * ROWS
             h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
@@ -497,8 +502,8 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                     e = e0 + s
                     add_message(envelope[e], h3[s], g, y[sender[e]], m[receiver[e]], F)
                     if kept:
-                        kept2[e, :] = h2[s]
-                        kept3[e, :] = h3[s]
+                        kept2[reverse[e], :] = h2[s]
+                        kept3[reverse[e], :] = h3[s]
             ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
     @kernel
@@ -539,7 +544,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     @kernel
     def message_backward(
         begin, stop,
-        n, row_ptr, sender, receiver, reverse, envelope, envelope_slope, knot, offset, table, self_first, by_charge,
+        n, row_ptr, sender, receiver, envelope, envelope_slope, knot, offset, table, self_first, by_charge,
         w2, b2, w3, b3, w2t, w3t, charges_t, w_in_t, kept, kept2, kept3, x, inverse, y, dm, dy, slope, g, own_slope,
         pair_slope,
     ):  # fmt: skip
@@ -552,8 +557,8 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
             h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
             h3, g3 = np.empty((SLOTS, 3 * F), np.float32), np.zeros((SLOTS, 3 * F), np.float32)
-            none, by_pair = np.zeros(2 * F + 2 * C, np.float32), np.empty((SLOTS, 2 * C), np.float32)
-            dx = np.empty((ROWS, 9 * F), np.float32)
+            none, by_pair = np.zeros(2 * F + 2 * C, np.float32), np.empty((SLOTS, C), np.float32)
+            dx, sent = np.empty((ROWS, 9 * F), np.float32), np.empty((ROWS, F), np.float32)
             for r in range(ROWS):
                 q, row = by_charge[first + r], h1[r]
                 for c in range(F):
@@ -562,37 +567,39 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             for r in range(ROWS):
                 i = first + r
                 message_adjoint(ONE, ZERO, h3[r], g3[r], dm[i], y[i], dy[i], F)
-            gradient_layers(ROWS, g3, w3t, h2, a2, w2t, h1, a1, none, F)
-            dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C)
+            gradient_layers(ROWS, g3, w3t, h2, 0, a2, w2t, h1, a1, none, F)
+            dense(a1, 0, charges_t, none, by_pair, 0, F, C)
             for r in range(ROWS):
-                for k in range(C):
-                    own_slope[first + r, k] = by_pair[r, k] + by_pair[r, k + C]
+                sent[r, :] = a1[r]
+                own_slope[first + r, :] = by_pair[r]
             start, end = row_ptr[min(first, n)], row_ptr[min(first + ROWS, n)]
+            slope2, by_layer = (kept2, kept3) if kept else (h2, h3)
             for e0 in range(start, end, SLOTS):
-                slots = min(SLOTS, end - e0)
+                slots, at = min(SLOTS, end - e0), e0 if kept else 0
                 for s in range(slots):
                     e = e0 + s
                     first_layer(table[knot[e]], offset[e], by_charge[sender[e]], by_charge[receiver[e]], h1[s], F)
-                    if kept:
-                        h2[s, :] = kept2[reverse[e]]
-                        h3[s, :] = kept3[reverse[e]]
                 if not kept:
                     layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
                 for s in range(slots):
                     e = e0 + s
                     i = receiver[e]
                     slope[e] += message_adjoint(
-                        envelope[e], envelope_slope[e], h3[s], g3[s], dm[sender[e]], y[i], dy[i], F
+                        envelope[e], envelope_slope[e], by_layer[at + s], g3[s], dm[sender[e]], y[i], dy[i], F
                     )
-                gradient_layers(slots, g3, w3t, h2, a2, w2t, h1, a1, none, F)
-                dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C, whole(slots))
+                gradient_layers(slots, g3, w3t, slope2, at, a2, w2t, h1, a1, none, F)
+                dense(a1, 0, charges_t, none, by_pair, 0, F, C, whole(slots))
                 for s in range(slots):
                     e = e0 + s
-                    i = receiver[e]
-                    slope[e] += first_slope(table[knot[e]], offset[e], a1[s], F)
-                    for k in range(C):
-                        pair_slope[e, k] = by_pair[s, k]
-                        own_slope[i, k] += by_pair[s, k + C]
+                    g_row, total = a1[s], sent[receiver[e] - first]
+                    slope[e] += first_slope(table[knot[e]], offset[e], g_row, F)
+                    for c in range(F):
+                        total[c] += g_row[c]
+                    pair_slope[e, :] = by_pair[s]
+            dense(sent, 0, charges_t[C // LANES :], none, by_pair, 0, F, C)
+            for r in range(ROWS):
+                for k in range(C):
+                    own_slope[first + r, k] += by_pair[r, k]
             mix(dy, first, w_in_t, dx, 0, F)
             for r in range(ROWS):
                 i = first + r
