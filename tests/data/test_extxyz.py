@@ -311,45 +311,49 @@ def test_numbers_are_written_as_python_writes_them(scale):
         assert lines(k, k + 1) == line % (chemical_symbols[numbers[k]], *row)
 
 
-def _read_both_ways(monkeypatch, text):
-    """Frames or errors of a text, with columns of reals read together, as far as they can be, and one by one."""
-    found = list(read_extxyz(io.BytesIO(text.encode())))
-    monkeypatch.setattr(extxyz, "_reals", lambda *_: {})
-    return zip(found, list(read_extxyz(io.BytesIO(text.encode()))), strict=True)
+def test_frames_that_are_read_together_are_those_of_their_lines(monkeypatch):
+    """Bit by bit, and with the same errors, also where some numbers or lines are odd."""
+    rng, together, inner = random.Random(5), [], extxyz._equal_frames
 
+    def counted(text):
+        for frame, *places in inner(text):
+            together.append(frame is not None)
+            yield frame, *places
 
-def test_columns_that_are_read_together(monkeypatch):
-    rng = random.Random(3)
-    used, reals = [], extxyz._reals
-    monkeypatch.setattr(extxyz, "_reals", lambda *given: used.append(reals(*given)) or used[-1])
-    kinds = [
-        "species:S:1:pos:R:3",
-        "species:S:1:pos:R:3:forces:R:3",
-        "species:S:1:pos:R:3:q:R:1",
-        "pos:R:3:species:S:1",
-    ]
-    frames = []
-    for _ in range(3000):
-        kind, lines = rng.choice(kinds), []
-        for _ in range(rng.randrange(4)):
-            odd = rng.random() < 0.1
-            row = [
-                rng.choice(["X", "8", "d", ""] if odd else ["C", "H", "Cl"]) if name == "species" else rng.choice(
-                    ["1.0D-03", "nan", "x", "7", ""] if odd and rng.random() < 0.2 else ["0.25", "-1.125", "4e-1"])
-                for name, count in zip(kind.split(":")[::3], kind.split(":")[2::3], strict=True)
-                for _ in range(int(count))
-            ]  # fmt: skip
-            lines.append(rng.choice(["", "  "]) + "  ".join([*row, *["H"] * (rng.random() < 0.03)]))
-        frames.append("\n".join([str(len(lines)), f"Properties={kind} energy=-1.5", *lines, ""]))
-    for one, other in _read_both_ways(monkeypatch, "".join(frames)):
-        if isinstance(one, Exception):
-            assert repr(one) == repr(other)
-            continue
-        assert one.entries.keys() == other.entries.keys()
-        pairs = [(one.numbers, other.numbers), (one.positions, other.positions)]
-        for mine, theirs in [*pairs, *((one.entries[name], other.entries[name]) for name in one.entries)]:
-            assert np.array_equal(mine, theirs, equal_nan=True) and np.asarray(mine).dtype == np.asarray(theirs).dtype
-    assert 1000 < sum(map(bool, used)) < 2900
+    def number(decimals):
+        odd = ["nan", "1.0D-03", "x", "7", "1e5", "-0.5e-3", ".5", "5.", "+1.50000000", "--1.5", "1-2.00000000"]
+        value = f"{rng.uniform(-1, 1) * 10 ** rng.choice([-3, 0, 1, 3]):{rng.choice(['', '16'])}.{decimals}f}"
+        return rng.choice(odd) if rng.random() < 0.001 else value
+
+    kinds = ["species:S:1:pos:R:3:forces:R:3", HEAD[11:], f"{HEAD[11:]}:q:R:1", f"{HEAD[11:]}:numbers:R:1", None]
+    for _ in range(300):
+        kind, size, decimals, lines = rng.choice(kinds), rng.choice([0, 1, 2, 5]), rng.choice([8, 8, 3, 10, 14]), []
+        width = 3 if kind is None else sum(map(int, kind.split(":")[2::3])) - 1
+        for _ in range(rng.randrange(1, 12)):
+            lacking, number_of_atoms = rng.random() < 0.02, size + (rng.random() < 0.05)
+            words = [f"energy={number(6)}", "", "\u00e9=1 energy=2.5", 'Lattice="4.0 0 0 0 4 0 0 0 4"', "charge=1"]
+            lines += [str(number_of_atoms), (f"Properties={kind} " if kind else "") + rng.choice(words)]
+            for _ in range(number_of_atoms - lacking):
+                symbol = rng.choice(["C", "H", "Cl", "h"] if rng.random() < 0.99 else ["X", "D", "8", "Qq", "OW1", ""])
+                numbers = [number(decimals) for _ in range(width + (rng.random() < 0.005))]
+                lines.append(rng.choice(["   ", "   ", " ", "\t"]).join([symbol, *numbers]))
+        text = (rng.choice(["\n"] * 9 + ["\r\n"]).join(lines) + "\n").encode()
+        text = text[: rng.randrange(len(text))] if rng.random() < 0.1 else text
+        found = []
+        for way in (counted, lambda _: iter(())):
+            monkeypatch.setattr(extxyz, "_equal_frames", way)
+            found.append(list(read_extxyz(io.BytesIO(text))))
+        for one, other in zip(*found, strict=True):
+            if isinstance(one, Exception):
+                assert repr(one) == repr(other)
+                continue
+            assert one.entries.keys() == other.entries.keys() and one.stated.keys() == other.stated.keys()
+            pairs = [(getattr(one, name), getattr(other, name)) for name in ("numbers", "positions", "cell", "pbc")]
+            pairs += [(one.entries[name], other.entries[name]) for name in one.entries]
+            for mine, theirs in [*pairs, *((one.stated[name], other.stated[name]) for name in one.stated)]:
+                mine, theirs = np.asarray(mine), np.asarray(theirs)
+                assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    assert sum(together) > 300 and not all(together)
 
 
 def test_a_text_is_cut_into_whole_frames():

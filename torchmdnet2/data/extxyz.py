@@ -11,6 +11,7 @@ import re
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
@@ -53,6 +54,7 @@ _NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
 _COLON = re.compile(r"(?<!\S)(charge|mult|multiplicity|spin)\s*:\s*([+-]?\d+)[;,]?(?!\S)", re.I)
 _EQUAL = re.compile(r"^(\d+)\s+\1(?!\S)")  # two equal numbers, charge and multiplicity, of which ASE keeps one
 _MARK = "\0"
+_LINES = 1024  # lines of atoms whose numbers are read at once, so that arrays stay in the cache
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
 
 
@@ -116,6 +118,19 @@ def read_extxyz(
     """
     if isinstance(source, str):
         require_plain(source)
+    else:
+        text = source.read()
+        end = 0
+        for frame, first, last in _equal_frames(text):
+            yield from [frame] if frame is not None else _by_lines(io.BytesIO(text[first:last]))
+            end = last
+        source = io.BytesIO(text[end:])
+    yield from _by_lines(source, read, begin)
+
+
+def _by_lines(
+    source: str | IO[bytes], read: Callable[[float], None] | None = None, begin: int = 0
+) -> Iterator[Frame | Exception]:
     for raw in _raw_frames(source, read, begin):
         try:
             if isinstance(raw, ValueError):
@@ -446,8 +461,20 @@ def _cells_in(info: Mapping[str, Any], comment: str) -> tuple[str, str]:
     )
 
 
-def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
-    if len(lines) < size:
+def _frame(
+    comment: str, lines: Sequence[str], size: int, vectors: Sequence[str], together: _Together | None = None
+) -> Frame:
+    """Parse a frame.
+
+    Args:
+        comment, lines, size, vectors: as of `raw_frames`.
+        together: the values of its lines, which are not given then.
+
+    Raises:
+        _ByLines: the values are not those of its columns.
+        EOFError, ValueError, KeyError, TypeError, IndexError: it is damaged.
+    """
+    if len(lines) < size and together is None:
         raise EOFError(
             f"the file was cut off: it ends after {len(lines)} of {size} atoms, or the number of atoms where the frame "
             "begins is too large"
@@ -457,8 +484,9 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
         _check_keys(comment)
     info, refused, doubt = _Head({"comment": comment}, "", "") if vectors else _head(comment)
     properties = info.pop("Properties", None)
-    arrays = {} if properties is None else _reals(lines, _columns(str(properties)))
-    if not arrays:
+    if together is not None:
+        arrays = together.columns(properties)
+    else:
         rows = [line.split() for line in lines]
         if properties is None:
             properties = _WITH_CHARGES if not vectors and _fifth(rows) else _PLAIN
@@ -573,31 +601,112 @@ def _check_last(rows: Sequence[Sequence[str]]) -> None:
         raise EOFError(f"the file was cut off: its last number, {rows[-1][-1]}, is shorter than all others")
 
 
-def _reals(lines: Sequence[str], columns: Sequence[_Column]) -> dict[str, np.ndarray]:
-    """Return the columns of lines with a symbol and real numbers, without looking at each line; those as `_values`, the
-    symbols as atomic numbers.
+class _ByLines(Exception):
+    """A frame must be read line by line."""
 
-    Nothing is returned for other lines. A line with too few words among others with too many is found, since the next
-    lines do not begin with the words that are taken for their symbols.
+
+class _Together(NamedTuple):
+    """The values of the lines of a frame, each a symbol and C real numbers.
+
+    Attributes:
+        numbers: [N] atomic numbers.
+        values: [N, C].
     """
-    species, *others = columns
-    if species[:2] != ("symbols", "S") or species.width != 1 or any(column.kind != "R" for column in others):
-        return {}
-    width = 1 + sum(column.width for column in others)
-    words = "".join(lines).split()
-    if not lines or len(words) != width * len(lines) or not lines[-1].endswith("\n"):
-        return {}
-    symbols = tuple(words[::width])
-    del words[::width]
-    if not all(map(str.startswith, map(str.lstrip, lines), symbols)):
-        return {}
-    try:
-        numbers = _numbers_of(symbols).copy()
-        values = np.array([*map(float, words)]).reshape(len(lines), width - 1)
-    except ValueError:  # also numbers as Fortran writes them
-        return {}
-    parts = {column.name: values[:, column.first - 1 : column.first - 1 + column.width] for column in others}
-    return {"numbers": numbers, **{name: part[:, 0] if part.shape[1] == 1 else part for name, part in parts.items()}}
+
+    numbers: np.ndarray
+    values: np.ndarray
+
+    def columns(self, properties: Any) -> dict[str, np.ndarray]:
+        """Return the columns as `_values` does, and atomic numbers instead of symbols.
+
+        Raises:
+            _ByLines: they are other columns.
+        """
+        species, *others = _columns(_PLAIN if properties is None else str(properties))
+        width = 1 + sum(column.width for column in others)
+        reals = all(column.kind == "R" and column.name != "numbers" for column in others)
+        if species != ("symbols", "S", 0, 1) or not reals or width != 1 + self.values.shape[1]:
+            raise _ByLines
+        found = {"numbers": self.numbers}
+        for name, _, first, count in others:
+            found[name] = self.values[:, first - 1] if count == 1 else self.values[:, first - 1 : first - 1 + count]
+        return found
+
+
+def _equal_frames(text: bytes) -> Iterator[tuple[Frame | None, int, int]]:
+    """Yield the frames before the first one with another number of atoms, and where each begins and ends; None instead
+    of a frame that must be read line by line.
+
+    The numbers of all frames are read at once, if they have a fixed number of decimals, as most programs write them.
+    """
+    codes = np.frombuffer(text, np.uint8)
+    begins = np.concatenate([[0], np.flatnonzero(codes == ord("\n")) + 1])
+    ends, lines = _equal_sizes(text, codes, begins, _without_point(text, codes, begins))
+    if lines <= 2 * len(ends) or b"\r" in text:
+        return
+    rows, until = begins[:lines].reshape(len(ends), -1), begins[1 : lines + 1].reshape(len(ends), -1)
+    size = rows.shape[1] - 2
+    step = max(1, _LINES // size)
+    for start in range(0, len(ends), step):
+        some, begin = slice(start, start + step), rows[start, 0]
+        part = codes[begin : until[some][-1, -1]]
+        usable, numbers, values = _numbers_at(part, rows[some, 2:] - begin, until[some, 2:] - begin)
+        for k, (first, comment, atoms) in enumerate(rows[some, :3].tolist()):
+            frame = None
+            with suppress(_ByLines, EOFError, ValueError, KeyError, TypeError, IndexError):
+                if usable[k]:
+                    head = text[comment:atoms].decode(errors="replace").strip()
+                    frame = _frame(head, (), size, (), _Together(numbers[k], values[k]))
+            yield frame, first, ends[start + k]
+
+
+def _numbers_at(codes: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return of F frames of N lines which can be read here, [F]; atomic numbers [F, N]; and real numbers [F, N, C].
+
+    Such lines are a symbol and C numbers without exponents, all with as many decimals as the first. A number is a whole
+    number of less than 15 digits divided by a power of ten, which is rounded as `float` does it.
+
+    Args:
+        codes: the text.
+        begins, ends: [F, N] where the lines begin and end.
+    """
+    points, blank = np.flatnonzero(codes == ord(".")), codes <= ord(" ")
+    words = np.flatnonzero(blank[:-1] & ~blank[1:]) + 1
+    before, until = np.searchsorted(points, begins), np.searchsorted(points, ends)
+    count = int(until[0, 0] - before[0, 0])
+    decimals = int(np.argmax(blank[points[before[0, 0]] :])) - 1 if count else 0
+    if not 0 < decimals < 11:
+        return np.zeros(len(begins), bool), np.zeros(begins.shape, np.int64), np.zeros((*begins.shape, 0))
+    each = np.searchsorted(words, ends) - np.searchsorted(words, begins)
+    usable = ((until - before == count) & (each == count + 1)).all(1)
+    at = points[np.minimum(before[:, :, None] + np.arange(count), len(points) - 1)]
+
+    codes = np.append(codes, np.full(decimals + 1, ord("\n"), np.uint8))
+    whole, right = np.zeros(at.shape), codes[at + decimals + 1] <= ord(" ")
+    for k in range(decimals):
+        digit = codes[at + k + 1] - ord("0")
+        right &= digit < 10
+        whole = 10 * whole + digit
+    digits, more = np.zeros(at.shape, np.int64), np.ones(at.shape, bool)
+    for k in range(4):
+        digit = codes[at - k - 1] - ord("0")
+        more &= digit < 10
+        whole += np.where(more, digit * 10.0 ** (decimals + k), 0.0)
+        digits += more
+    sign = codes[at - digits - 1] == ord("-")
+    right &= (digits > 0) & (codes[at - digits - 1 - sign] <= ord(" "))
+    values = np.where(sign, -whole, whole) / 10.0**decimals
+
+    one, two, three = (codes[begins + k] for k in range(3))
+    short = two <= ord(" ")
+    symbols = one.astype(np.int64) << 8 | np.where(short, ord(" "), two)
+    table = np.zeros(1 << 16, np.int64)
+    for symbol in np.unique(symbols).tolist():
+        with suppress(ValueError):  # no element, which is told when the frame is read by lines
+            table[symbol] = 1 + numbers_of([symbol.to_bytes(2, "big").decode("latin-1").strip()])[0]
+    numbers = table[symbols] - 1
+    usable &= right.all((1, 2)) & ((short | (three <= ord(" "))) & (numbers >= 0)).all(1)
+    return usable, numbers, values
 
 
 def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
