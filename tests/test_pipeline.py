@@ -137,8 +137,9 @@ def test_a_block_and_its_place():
     assert large.slot == one.slot and shared.unpack(large) == b"x" * 2000  # it is not in the slot
     again = shared.put(b"y" * 900, two.slot)  # the result takes the place of the block
     assert shared.unpack(again) == b"y" * 900 and sorted(shared._free) == [0, 1]
+    gc.collect()  # also what other tests have left
     before = len(os.listdir("/proc/self/fd"))
     with pipeline._SharedMemory.of(4):
         pass
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -49,7 +49,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # rea
 _HELPERS = 24  # processes beside GPUs
 _AHEAD = 2  # number of blocks that wait for each device
 _SLOT = 2**24  # bytes of a slot of shared memory
-_LARGE = 2**29  # bytes of input from which on a process for a single GPU, which starts 4 s later, saves time
+_LARGE = 2**29  # bytes of input from which on two processes for each GPU, which start 4 s later, save time
 _RESUME = "the results so far are written, and the same command continues from there"
 _LOST = "no results are written without an output: take fewer devices, or smaller batches or blocks"
 _Item = TypeVar("_Item")
@@ -335,7 +335,7 @@ def through(
             process that computes a block does all.
         slow: True if preparing a block takes so long that it is left to the helpers from the first one on.
         written: whether results are written as they come, for the error about a process that the system ended.
-        size: bytes of the input; beside helpers, a single device has a process of its own for a large one.
+        size: bytes of the input; beside helpers, each device has two processes for a large one, which start later.
     """
     remedy, here = _RESUME if written else _LOST, len(devices) == 1 and devices[0] == "cpu" and dask is None
     with nullcontext() if here else _one_thread():
@@ -344,9 +344,11 @@ def through(
                 yield from in_order(blocks, pool)
             return
         # the device first: its model is loaded while the processes start
+        apart = size > _LARGE
+        owners = devices * 2 if apart else devices  # of two processes, one prepares while the other waits for the GPU
         with (
             _SharedMemory.of(4 * helpers + 8) as shared,
-            devices_pool(stages.setup, devices, None, remedy, False, module, shared, size > _LARGE) as pool,
+            devices_pool(stages.setup, owners, None, remedy, False, module, shared, apart) as pool,
             helpers_pool(helpers, module, shared) as helping,
         ):
             prepared = in_order(blocks, helping(stages.prepare, not slow))
