@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from itertools import islice
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -131,7 +131,11 @@ class _SharedMemory:
                 os.close(shared._file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _SharedMemory, (self._slots, self._size, DupFd(self._file)) if self._slots else (0,)
+        if not self._slots:
+            return _SharedMemory, (0,)
+        from multiprocessing.reduction import DupFd  # Windows has none
+
+        return _SharedMemory, (self._slots, self._size, DupFd(self._file))
 
     def pack(self, block: Any) -> Any:
         """Return a block as a parcel; as it is if no slot is free, or if it is one."""
