@@ -128,7 +128,7 @@ def test_blocks_go_through_shared_memory(monkeypatch, slots, size, devices, larg
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memory without a name")
-def test_a_block_and_its_place():
+def test_a_block_and_its_place(monkeypatch):
     shared = pipeline._SharedMemory(2, 1000)
     one, two, three = (shared.pack({"numbers": np.full(100, k)}) for k in (1, 2, 3))
     assert {one.slot, two.slot} == {0, 1} and isinstance(three, dict)  # none is left
@@ -139,7 +139,10 @@ def test_a_block_and_its_place():
     assert shared.unpack(again) == b"y" * 900 and sorted(shared._free) == [0, 1]
     gc.collect()  # also what other tests have left
     before = len(os.listdir("/proc/self/fd"))
-    with pipeline._SharedMemory.of(4):
-        pass
+    with pipeline._SharedMemory.of(4) as held:
+        assert len(held._free) == 4
+    monkeypatch.setattr(pipeline, "_SLOT", 2**62)  # more than there is
+    with pipeline._SharedMemory.of(1) as held:
+        assert held.pack("a") == "a"
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -356,6 +356,13 @@ def test_frames_that_are_read_together_are_those_of_their_lines(monkeypatch):
     assert sum(together) > 300 and not all(together)
 
 
+def test_control_bytes_are_not_blanks():
+    frame = "1\nProperties=species:S:1:pos:R:3\nH 0.10 0.20 0.30\n"
+    for byte in "\0\x01":
+        damaged = frame.replace(" 0.20", f"{byte} 0.20")
+        assert isinstance(next(read_extxyz(io.BytesIO((damaged + frame).encode()))), ValueError)
+
+
 def test_a_text_is_cut_into_whole_frames():
     """Many frames of one size, as the next ones one by one; damage ends what is cut."""
     frames = [f"2\nProperties=species:S:1:pos:R:3 energy={k}.5\nH 0 0 {k}\n O 0.0 0.0 1.0\n" for k in range(5)]

@@ -49,7 +49,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # rea
 _HELPERS = 24  # processes beside GPUs
 _AHEAD = 2  # number of blocks that wait for each device
 _SLOT = 2**24  # bytes of a slot of shared memory
-_LARGE = 2**29  # bytes of input from which on two processes for each GPU, which start 4 s later, save time
+_LARGE = 2**29  # bytes of input from which on a separate process for a single GPU, which starts 4 s later, saves time
 _RESUME = "the results so far are written, and the same command continues from there"
 _LOST = "no results are written without an output: take fewer devices, or smaller batches or blocks"
 _Item = TypeVar("_Item")
@@ -115,19 +115,27 @@ class _SharedMemory:
         self._slots, self._size, self._free = slots, size, [*range(slots)]
         if slots:
             self._file = os.memfd_create("blocks") if file is None else file.detach()
-            if file is None:
-                os.truncate(self._file, slots * size)
-            self._map = mmap.mmap(self._file, slots * size)
+            try:
+                if file is None:
+                    os.truncate(self._file, slots * size)
+                self._map = mmap.mmap(self._file, slots * size)
+            except OSError:
+                os.close(self._file)
+                raise
 
     @classmethod
     @contextmanager
     def of(cls, slots: int) -> Iterator[_SharedMemory]:
-        """Yield the memory, without slots where the system has no memory without a name."""
-        shared = cls(slots if hasattr(os, "memfd_create") else 0, _SLOT)
+        """Yield the memory, without slots where the system has no memory without a name, or refuses it."""
+        shared = cls(0)
+        if hasattr(os, "memfd_create"):
+            with suppress(OSError):
+                shared = cls(slots, _SLOT)
         try:
             yield shared
         finally:
             if shared._slots:
+                shared._map.close()
                 os.close(shared._file)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,7 +146,7 @@ class _SharedMemory:
         return _SharedMemory, (self._slots, self._size, DupFd(self._file))
 
     def pack(self, block: Any) -> Any:
-        """Return a block as a parcel; as it is if no slot is free, or if it is one."""
+        """Return a block as a parcel; unchanged if no slot is free, or if it is one."""
         return block if isinstance(block, _Parcel) or not self._free else self.put(block, self._free.pop())
 
     def unpack(self, block: Any) -> Any:
@@ -339,7 +347,7 @@ def through(
             process that computes a block does all.
         slow: True if preparing a block takes so long that it is left to the helpers from the first one on.
         written: whether results are written as they come, for the error about a process that the system ended.
-        size: bytes of the input; beside helpers, each device has two processes for a large one, which start later.
+        size: bytes of the input; beside helpers, a single device has a separate process for a large one.
     """
     remedy, here = _RESUME if written else _LOST, len(devices) == 1 and devices[0] == "cpu" and dask is None
     with nullcontext() if here else _one_thread():
@@ -348,11 +356,9 @@ def through(
                 yield from in_order(blocks, pool)
             return
         # the device first: its model is loaded while the processes start
-        apart = size > _LARGE
-        owners = devices * 2 if apart else devices  # of two processes, one prepares while the other waits for the GPU
         with (
             _SharedMemory.of(4 * helpers + 8) as shared,
-            devices_pool(stages.setup, owners, None, remedy, False, module, shared, apart) as pool,
+            devices_pool(stages.setup, devices, None, remedy, False, module, shared, size > _LARGE) as pool,
             helpers_pool(helpers, module, shared) as helping,
         ):
             prepared = in_order(blocks, helping(stages.prepare, not slow))

@@ -54,6 +54,7 @@ _NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
 _COLON = re.compile(r"(?<!\S)(charge|mult|multiplicity|spin)\s*:\s*([+-]?\d+)[;,]?(?!\S)", re.I)
 _EQUAL = re.compile(r"^(\d+)\s+\1(?!\S)")  # two equal numbers, charge and multiplicity, of which ASE keeps one
 _MARK = "\0"
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f]")  # separate words for some readers only
 _LINES = 1024  # lines of atoms whose numbers are read at once, so that arrays stay in the cache
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
 
@@ -118,7 +119,7 @@ def read_extxyz(
     """
     if isinstance(source, str):
         require_plain(source)
-    else:
+    elif not begin:
         text = source.read()
         end = 0
         for frame, first, last in _equal_frames(text):
@@ -642,7 +643,7 @@ def _equal_frames(text: bytes) -> Iterator[tuple[Frame | None, int, int]]:
     codes = np.frombuffer(text, np.uint8)
     begins = np.concatenate([[0], np.flatnonzero(codes == ord("\n")) + 1])
     ends, lines = _equal_sizes(text, codes, begins, _without_point(text, codes, begins))
-    if lines <= 2 * len(ends) or b"\r" in text:
+    if lines <= 2 * len(ends) or _CONTROL.search(text):
         return
     rows, until = begins[:lines].reshape(len(ends), -1), begins[1 : lines + 1].reshape(len(ends), -1)
     size = rows.shape[1] - 2
@@ -702,7 +703,7 @@ def _numbers_at(codes: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tupl
     symbols = one.astype(np.int64) << 8 | np.where(short, ord(" "), two)
     table = np.zeros(1 << 16, np.int64)
     for symbol in np.unique(symbols).tolist():
-        with suppress(ValueError):  # no element, which is told when the frame is read by lines
+        with suppress(ValueError):  # no element, which is reported when the frame is read by lines
             table[symbol] = 1 + numbers_of([symbol.to_bytes(2, "big").decode("latin-1").strip()])[0]
     numbers = table[symbols] - 1
     usable &= right.all((1, 2)) & ((short | (three <= ord(" "))) & (numbers >= 0)).all(1)

@@ -692,7 +692,7 @@ def silu_slope(x, out, width):
 
 @call
 def silu_and_slope(x, out, width):
-    """out = x/(1 + exp(−x)) of a row, and its slope in the place of x."""
+    """out = x/(1 + exp(−x)) of a row, and its slope instead of x."""
     for c in range(width):
         s = ONE / (ONE + exp(-x[c]))
         out[c] = x[c] * s
