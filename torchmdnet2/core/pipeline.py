@@ -101,8 +101,8 @@ class _Parcel(NamedTuple):
 class _SharedMemory:
     """Memory of all processes of a run, so that blocks need not go through pipes.
 
-    A block that gets a slot keeps it through all stages: a process reads its parcel there and writes the result into
-    its place. The process that started the others gives slots and takes them back. The memory has no name that a killed
+    A block that gets a slot keeps it through all stages: a process reads its parcel there and overwrites it with the
+    result. The process that started the others gives slots and takes them back. The memory has no name that a killed
     run could leave behind.
 
     Args:
@@ -709,7 +709,7 @@ class Journal:
             os.fsync(file.fileno())
         atomic_write(self._state, state)
         now = time.monotonic()
-        self._next = now + 4 * (now - began)  # files may have to wait for a disk that is waited for
+        self._next = now + 4 * (now - began)  # appending may block while the disk is written
 
     @contextmanager
     def writing(self, what: str, continues: Callable[[], bool] = lambda: True) -> Iterator[None]:
