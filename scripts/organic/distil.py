@@ -34,11 +34,13 @@ from teachers import Labels, Model
 
 from torchmdnet2 import System
 from torchmdnet2.data import Sample, write_hdf5
+from torchmdnet2.data.labels import GROUP, kind_code
 
 TRIES = 4  # at turning a bond without a collision
 FREE = 1.35  # times the sum of covalent radii, least distance of atoms that are three bonds or more apart
 DISPLACED, SMALL_ANGLES = 0.03, (4.0, 12.0)  # Å a coordinate, degrees, of copies
 LARGEST_FORCE, LARGEST_SPREAD = 20.0, 1.5  # eV/Å, of copies
+PARTS = 3  # groups of a scan
 
 
 class Axis(NamedTuple):
@@ -113,14 +115,23 @@ def copies_of(scan: Scan) -> np.ndarray:
     return np.concatenate([scan.positions + DISPLACED * noise[0], np.array(moved) + DISPLACED / 3 * noise[1]])
 
 
-def samples_of(scan: Scan, positions: np.ndarray, energies: np.ndarray, labels: Labels) -> Iterator[Sample]:
-    """Structures [k, n, 3] of a scan with energies [k], and forces and charges of the labels."""
+def groups_of(scan: Scan, copy: int) -> np.ndarray:
+    """The number of the group of each point of a scan or of a copy of it, [k]: PARTS in turn, so that a batch has
+    points of several scans."""
+    return np.array([kind_code(f"scan {scan.number} {copy} {k % PARTS}") for k in range(len(scan.positions))])
+
+
+def samples_of(
+    scan: Scan, positions: np.ndarray, energies: np.ndarray, groups: np.ndarray, labels: Labels
+) -> Iterator[Sample]:
+    """Structures [k, n, 3] of a scan with energies and groups [k], and forces and charges of the labels."""
     for k, (place, energy) in enumerate(zip(positions, energies, strict=True)):
         system = System(
             z=torch.as_tensor(scan.z), pos=torch.as_tensor(place), charge=torch.tensor([float(scan.charge)])
         )
         yield Sample(system, {"energy": torch.tensor([energy]), "forces": labels.forces[k].cpu().double(),
-                              "charges": labels.charges[k].cpu().double()})  # fmt: skip
+                              "charges": labels.charges[k].cpu().double(),
+                              GROUP: torch.tensor([groups[k]])})  # fmt: skip
 
 
 def scans(options: argparse.Namespace) -> None:
@@ -144,13 +155,14 @@ def scans(options: argparse.Namespace) -> None:
         except ValueError as error:
             raise SystemExit(f"scan {scan.number}, {scan.smiles}: {error}") from None
         reference = scan.energies + np.mean(own - scan.energies)
-        found[subset] += samples_of(scan, scan.positions, reference, labels)
+        found[subset] += samples_of(scan, scan.positions, reference, groups_of(scan, 0), labels)
         energies = labels.energy.cpu().numpy()
         good = (labels.forces.norm(dim=2).amax(1) < LARGEST_FORCE) & (labels.spread < LARGEST_SPREAD)
         chosen = np.flatnonzero(good[k:].cpu().numpy()) + k
         corrected = energies + np.tile(reference - energies[:k], count // k)
+        groups = np.concatenate([groups_of(scan, copy) for copy in range(count // k)])
         found["copies"] += samples_of(
-            scan, positions[chosen], corrected[chosen], Labels(*(values[chosen] for values in labels))
+            scan, positions[chosen], corrected[chosen], groups[chosen], Labels(*(values[chosen] for values in labels))
         )
     options.output.mkdir(parents=True, exist_ok=True)
     for name, samples in found.items():

@@ -5,9 +5,10 @@
 Each geometry is labelled, and then moves by Langevin dynamics at a random temperature: 300, 500, 700 or 1000 K for
 training, 300 or 600 K for validation and test. A frame is labelled every few steps. Structures of equal size
 are evaluated together, also from different shards: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which
-`torchmdnet2 train` reads. Frames with forces above --largest-force, or where the teacher's networks disagree by more
-than --largest-spread, are left out and counted. A larger spread is worth while for training frames: an
-inaccurate repulsive wall is better than none.
+`torchmdnet2 train` reads. Frames of a molecule, of at most GROUP geometries, have a number in common, `group`: their
+relative energies can be trained (keys: {group: group}, loss: {relative_energy: 2}). Frames with forces above
+--largest-force, or where the teacher's networks disagree by more than --largest-spread, are left out and counted. A
+larger spread is worth while for training frames: an inaccurate repulsive wall is better than none.
 
 With --student MODEL.tmn the student drives the dynamics of training frames (active learning): of the frames that it
 runs into, the --keep share is kept where student and teacher disagree most. Frames of validation and test are always
@@ -22,7 +23,7 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +36,10 @@ from teachers import GFN2, AIMNet2, Labels, Model, Student, Teacher
 from torch import Tensor
 
 from torchmdnet2.core.files import written_aside
+from torchmdnet2.data.labels import kind_code
 
 TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
+GROUP = 5  # most geometries of a molecule whose frames are in one group: a batch should have many molecules
 HELD_OUT = (300.0, 600.0)  # of validation and test frames
 TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs
 HELD_OUT_FRAMES = 3  # of the dynamics from a geometry, at most
@@ -145,11 +148,13 @@ class Sampler:
 
 
 class Job(NamedTuple):
-    """Geometries of equal size and of one subset, each with its kind; name: of the file of their labels."""
+    """Geometries of equal size and of one subset, each with its kind and the number of its group, if there are groups;
+    name: of the file of their labels."""
 
     name: str
     geometries: list[Geometry]
     kinds: list[str]
+    groups: Sequence[float] = ()
 
 
 def jobs_of(folder: Path, batch: int, seed: int, first: Sequence[str] = ()) -> list[Job]:
@@ -163,28 +168,41 @@ def jobs_of(folder: Path, batch: int, seed: int, first: Sequence[str] = ()) -> l
         seed: of the order.
         first: kinds of training frames to begin with, if the time may not be enough for all.
     """
-    found: dict[tuple[str, int], list[tuple[Geometry, str]]] = defaultdict(list)
+    found: dict[tuple[str, int], list[tuple[str, Geometry, str]]] = defaultdict(list)
     for path in sorted(folder.glob("*.npz")):
         subset, kind = path.stem.split("-")[:2]
         for k, geometry in enumerate(read_shard(path)):
-            found[subset, len(geometry.numbers)].append((geometry._replace(name=f"{path.stem} {k}"), kind))
+            found[subset, len(geometry.numbers)].append((f"{path.stem} {k}", geometry, kind))
     jobs = []
-    for (subset, size), rows in found.items():
-        rows.sort(key=lambda row: seed_of("row", _seed(subset, seed), row[0].name))
-        early = subset == "train" and any(kind in first for _, kind in rows)
+    for (subset, size), placed in found.items():
+        placed.sort(key=lambda row: seed_of("row", _seed(subset, seed), row[0]))
+        groups = groups_of((geometry, kind) for _, geometry, kind in placed)
+        rows = [(geometry._replace(name=place), kind, group)
+                for (place, geometry, kind), group in zip(placed, groups, strict=True)]  # fmt: skip
+        early = subset == "train" and any(kind in first for _, kind, _ in rows)
         if early:
             rows.sort(key=lambda row: row[1] not in first)
         count = -(-len(rows) * max(size, 8) // (32 * batch))  # equal ones: few structures are no work for a GPU
         for k in range(count):
             chosen = rows[k::count] if not early else rows[k * len(rows) // count : (k + 1) * len(rows) // count]
-            geometries, kinds = zip(*chosen, strict=True)
-            jobs.append(Job(f"{subset}-{size:03d}-{k:04d}", list(geometries), list(kinds)))
+            jobs.append(Job(f"{subset}-{size:03d}-{k:04d}", *map(list, zip(*chosen, strict=True))))
 
     def place(job: Job) -> tuple[bool, bool, int]:
         train = job.name.startswith("train")
         return train, train and not set(first) & set(job.kinds), seed_of("job", seed, job.name)
 
     return sorted(jobs, key=place)
+
+
+def groups_of(geometries: Iterable[tuple[Geometry, str]]) -> Iterator[float]:
+    """The number of the group of each geometry with its kind: geometries of one molecule, or of one pair of molecules,
+    and of one kind. Conformers with a bond turned are conformers, too."""
+    counts: Counter[tuple] = Counter()
+    for geometry, kind in geometries:
+        kind = "conformers" if kind == "turned" else kind
+        key = (kind, geometry.name, geometry.charge, tuple(sorted(geometry.numbers.tolist())))
+        yield kind_code(f"{key} {counts[key] // GROUP}")
+        counts[key] += 1
 
 
 def _seed(subset: str, seed: int) -> int:
@@ -198,7 +216,7 @@ def label_job(job: Job, target: Path, sampler: Sampler) -> int:
     If all frames are left out, an empty file SUBSET-SIZE-NUMBER.none is written: training refuses HDF5 without frames.
     """
     subset = job.name.split("-")[0]
-    temperatures = TEMPERATURES if subset == "train" else HELD_OUT
+    temperatures = sampler.options.temperatures if subset == "train" else HELD_OUT
     seed = seed_of(_seed(subset, sampler.options.seed), job.name)
     found = list(sampler.frames(job.geometries, temperatures, seed, held_out=subset != "train"))
     rows = torch.arange(len(job.geometries))
@@ -222,6 +240,8 @@ def label_job(job: Job, target: Path, sampler: Sampler) -> int:
             if chosen.any():
                 group = file.create_group(kind)
                 group["types"], group["charge"] = types[owners[chosen]], charge[owners[chosen]]
+                if job.groups:
+                    group["group"] = np.array(job.groups)[owners[chosen]]
                 for key, (values, unit) in on_host.items():
                     group.create_dataset(key, data=values[chosen]).attrs["units"] = np.bytes_(unit)
         settings = {"teacher": sampler.teacher.description, "level_of_theory": sampler.teacher.level}
@@ -248,6 +268,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=40, help="times 0.5 fs between frames")
     parser.add_argument("--student-every", type=int, help="the same, where the student drives; default: --every")
     parser.add_argument("--timestep", type=float, default=TIMESTEP, help="fs, of training frames")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES, help="K, of training frames")
     parser.add_argument("--largest-force", type=float, default=30.0, help="eV/Å")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
     parser.add_argument("--batch", type=int, default=512, help="structures of 32 atoms at a time")
@@ -273,6 +294,8 @@ def main() -> None:
         settings["first"] = options.first
     if options.student_every:
         settings["student_every"] = options.student_every
+    if options.temperatures != TEMPERATURES:
+        settings["temperatures"] = options.temperatures
     keep_settings(options.output, "labels", settings, ["torch", "numpy", "h5py", "tblite"])
     part, parts = map(int, options.part.split("/"))
     left_out: Counter[str] = Counter()

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "scripts" / "organic"
 OPTIONS = argparse.Namespace(
     frames=2, every=3, student_every=None, timestep=0.5, keep=0.5, largest_force=30.0, largest_spread=1.5, batch=4,
-    seed=0,
+    seed=0, temperatures=(300.0, 500.0),
 )  # fmt: skip
 KEYS = {"energy": "energy", "forces": "forces", "charges": "charges"}
 

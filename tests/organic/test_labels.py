@@ -10,6 +10,7 @@ import torch
 from organic_world import KEYS, OPTIONS, molecules, springs
 
 from torchmdnet2.data import open_dataset
+from torchmdnet2.data.labels import GROUP
 
 
 def test_labels_are_those_of_the_teacher(scripts, tmp_path):
@@ -43,6 +44,9 @@ def test_labels_are_those_of_the_teacher(scripts, tmp_path):
     first = next(shards.read_shard(tmp_path / "train-x-0000.npz")).positions
     whole = [data[k].system.pos.numpy() for k in range(21) if data[k].system.num_atoms == 3]
     assert len(whole) == 18 and any(np.abs(positions - first).max() < 1e-5 for positions in whole)
+    numbers = open_dataset(targets, keys={**KEYS, GROUP: "group"})
+    groups = [float(numbers[k].labels[GROUP]) for k in range(21)]
+    assert len(set(groups)) == 7 and all(groups.count(group) == 3 for group in groups)  # a geometry and its frames
     again = tmp_path / "again.h5"
     label.label_job(next(job for job in jobs if job.name == targets[0].stem), again, sampler_of(label, teacher))
     other = open_dataset(again, keys=KEYS)
@@ -51,6 +55,15 @@ def test_labels_are_those_of_the_teacher(scripts, tmp_path):
 
 def sampler_of(label, teacher):
     return label.Sampler(teacher, None, OPTIONS)
+
+
+def test_groups_are_of_one_molecule_and_kind(scripts):
+    label, (water, *_, ion) = scripts("label"), molecules(scripts)
+    rows = [(water, "conformers")] * 6 + [(water, "strained"), (ion, "conformers"), (water, "turned")]
+    found = list(label.groups_of(rows))
+    assert len(set(found[:5])) == 1 and found[5] != found[0]  # at most five geometries
+    assert found[8] == found[5]  # conformers, too
+    assert len({found[0], found[5], found[6], found[7]}) == 4
 
 
 def test_dynamics_has_the_temperatures(scripts):

@@ -26,7 +26,7 @@ from ..config.config import TrainingConfig
 
 __all__ = [
     "Batch", "BatchMessage", "Frames", "Loader", "epoch_order", "in_order", "measured_batches", "most_frames",
-    "require_known", "training_batches",
+    "require_known", "training_batches", "trains_groups",
 ]  # fmt: skip
 
 
@@ -212,6 +212,11 @@ def _lists_of(data: Dataset, cutoff: float, memory: int) -> EdgeMemory | CachedE
     return EdgeMemory(cutoff, memory)
 
 
+def trains_groups(config: TrainingConfig) -> bool:
+    """Return whether energies relative to the mean of a group are trained: a group must be in one batch."""
+    return config.loss.relative_energy > 0 or config.loss.final.relative_energy > 0
+
+
 def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
     """Return the batches of an epoch, the same for any number of devices: see `epoch_batches`.
 
@@ -224,7 +229,7 @@ def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list
         BadData: a frame alone is larger than the budget.
     """
     budget = config.max_atoms is not None or config.max_edges is not None
-    if config.loss.relative_energy or config.loss.final.relative_energy:
+    if trains_groups(config):
         return _batches_of_groups(frames, config, epoch)
     return epoch_batches(
         frames.atoms,
@@ -272,7 +277,7 @@ def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
 
     A frame that is larger than the budget is a batch alone.
     """
-    if config.loss.relative_energy or config.loss.final.relative_energy:  # whole groups, as training has them
+    if trains_groups(config):  # whole groups, as training has them
         return _batches_of_groups(frames, config, 0)
     budgets = [(2 * most, what) for most, what in ((config.max_atoms, "atoms"), (config.max_edges, "edges")) if most]
     if not budgets:

@@ -213,18 +213,22 @@ class Devices:
         rows = self.sum(table).cpu().numpy()
         return [row[:width].tobytes().decode() for row, width in zip(rows, widths, strict=True)]
 
-    def share(self, chosen: Sequence[int], work: np.ndarray) -> list[int]:
+    def share(self, chosen: Sequence[int], work: np.ndarray, groups: np.ndarray | None = None) -> list[int]:
         """Return the frames of a batch for this process: sorted by work and dealt back and forth, to balance it.
 
         Args:
             chosen: frame numbers.
             work: of every frame, in any unit.
+            groups: number of the group of every frame; a group is dealt as a whole. None: each frame is alone.
         """
         if self.size == 1:
             return list(chosen)
-        order = sorted(chosen, key=lambda k: (-work[k], k))
+        dealt: dict[int, list[int]] = {}
+        for k in chosen:
+            dealt.setdefault(k if groups is None else int(groups[k]), []).append(k)
+        order = sorted(dealt.values(), key=lambda group: (-work[group].sum(), min(group)))
         turns = [*range(self.size), *reversed(range(self.size))]
-        return [k for n, k in enumerate(order) if turns[n % len(turns)] == self.rank]
+        return [k for n, group in enumerate(order) if turns[n % len(turns)] == self.rank for k in group]
 
 
 def _as_tensor(content: bytes) -> Tensor:

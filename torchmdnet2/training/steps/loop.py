@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...data.dataset import select
 from ...data.edges import EdgeMemory, in_threads
-from ...data.labels import LABELS, LEVEL, label_names
+from ...data.labels import GROUP, LABELS, LEVEL, label_names
 from ...engine.graph import GraphMemory
 from ...engine.select import fast_path
 from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
@@ -25,7 +25,7 @@ from ...potential.derivatives import gradients_of, stress_of, with_leaves
 from ...potential.potential import Potential
 from ...system import System
 from ..config.sections import DIPOLE_NORM, LossConfig, property_of
-from .batches import Batch, Frames, in_order, measured_batches, most_frames
+from .batches import Batch, Frames, in_order, measured_batches, most_frames, trains_groups
 from .distributed import Devices
 from .loss import ErrorSums, frame_weights
 from .network import PackedNetwork, uncapturable_reason
@@ -249,8 +249,6 @@ def pack_trainer(trainer: Trainer, devices: Devices | None = None) -> str | None
 def unsupported_training(trainer: Trainer) -> str | None:
     """Return why a training cannot be packed on its device, in words; None if it can."""
     reason = unsupported_reason(trainer.potential)
-    if trainer.config.loss.relative_energy:
-        reason = "energies relative to the mean of a group"
     if reason is None and not isinstance(trainer.optimizer, AdamW | Muon):
         reason = f"the optimizer {type(trainer.optimizer).__name__}"
     if reason is None:
@@ -268,9 +266,11 @@ def unsupported_training(trainer: Trainer) -> str | None:
 
 
 def _further_labels(trainer: Trainer) -> list[str]:
-    """Return labels of properties that training frames have and the potential predicts."""
+    """Return labels of properties that training frames have and the potential predicts, and that of the group if
+    relative energies are trained."""
     labelled = trainer.train.data.facts_of(trainer.train.indices).labelled
-    return further_labels(trainer.potential, [name for name, has in labelled.items() if has.any()])
+    found = further_labels(trainer.potential, [name for name, has in labelled.items() if has.any()])
+    return [*found, GROUP] if trains_groups(trainer.config) else found
 
 
 def _estimate(frames: Frames, potential: Potential, labels: Sequence[str]) -> int:
@@ -324,6 +324,8 @@ class PackedLoop:
             store = pack(trainer.validation, trainer.potential, stress, config.loss, labels)
             most = max(map(len, measured_batches(trainer.validation, config)))
             self.measure = self._replayed(store, most, self.errors)
+        self._groups = [None if part is None or not trains_groups(config) else part.groups
+                        for part in (trainer.train, trainer.validation)]  # fmt: skip
         self.devices.at_end(self.forget_graphs)
         self._since: list[Sequence[int]] = []  # batches since the last check
         self._loss = math.nan
@@ -348,7 +350,7 @@ class PackedLoop:
         trainer = self.trainer
         if self.training.set_loss(trainer.loss):
             self.step.clear()
-        shares = [self.devices.share(chosen, self.step.store.num_pairs) for chosen in order]
+        shares = [self.devices.share(chosen, self.step.store.num_pairs, self._groups[0]) for chosen in order]
         self.step.expect(shares)
         for chosen, share in zip(order, shares, strict=True):
             rates = rates_of(trainer.optimizer, trainer.learning_rate.rate(trainer.step_count))
@@ -374,7 +376,7 @@ class PackedLoop:
     def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums:
         """Compute errors of the averaged weights on the validation frames."""
         assert self.measure is not None
-        shares = [self.devices.share(chosen, self.measure.store.num_pairs) for chosen in positions]
+        shares = [self.devices.share(chosen, self.measure.store.num_pairs, self._groups[1]) for chosen in positions]
         self.measure.expect(shares)
         for share in shares:
             self.measure(share)

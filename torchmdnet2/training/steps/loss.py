@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...data.labels import CONFIG_TYPE, GROUP, LABELS, kind_code
+from ...data.labels import CONFIG_TYPE, GROUP, LABELS, LEVEL, kind_code
 from ...potential.potential import SYMBOLS, Result
 from ...system import System
 from ..config.sections import LOSS_WEIGHT, RELATIVE, LossConfig, prediction, property_of, unit_of
@@ -60,18 +60,22 @@ def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residua
         error = torch.where(present, predicted - torch.where(present, label, 0), 0)
         found[name] = Residual(error, present)
     if GROUP in labels and "energy" in found:
-        found[RELATIVE] = _relative(found["energy"], labels[GROUP])
+        found[RELATIVE] = _relative(found["energy"], labels[GROUP], labels.get(LEVEL))
     return found
 
 
-def _relative(energy: Residual, group: Tensor) -> Residual:
-    """Return errors of energies relative to the mean of their group; absent for frames that are alone."""
-    present = energy.present & ~torch.isnan(group)
-    _, number = torch.unique(torch.where(present, group, torch.inf), return_inverse=True)
-    zeros = energy.error.new_zeros(len(group))
-    count = zeros.index_add(0, number, present.to(zeros))[number]
-    mean = zeros.index_add(0, number, torch.where(present, energy.error, 0.0))[number] / count.clamp(min=1)
-    present = present & (count > 1)
+def _relative(energy: Residual, group: Tensor, level: Tensor | None) -> Residual:
+    """Return errors of energies relative to the mean of their group, [B]; absent for frames that are alone.
+
+    A group at two levels of theory counts as two. The frames of a group are found by comparing all pairs, [B, B]: the
+    sizes of all tensors are known before, as a CUDA graph needs.
+    """
+    same = (group[:, None] == group) & energy.present & energy.present[:, None]  # NaN, no group, equals nothing
+    if level is not None:
+        same = same & (level[:, None] == level)
+    count = same.sum(1)
+    mean = same.to(energy.error) @ energy.error / count.clamp(min=1)
+    present = count > 1
     return Residual(torch.where(present, energy.error - mean, 0.0), present)
 
 

@@ -26,7 +26,7 @@ from ...potential.graph import Features, Graph, Head
 from ...potential.levels import Level
 from ...potential.potential import Potential, Result
 from ...system import System
-from ..config.sections import DIPOLE_NORM, property_of
+from ..config.sections import DIPOLE_NORM, FRAME_LABELS, property_of
 from .packed_frames import Capacity, PackedBatch, PackedFrames, Part
 
 __all__ = ["PackedNetwork", "uncapturable_reason"]
@@ -40,7 +40,8 @@ class PackedNetwork:
         num_elements: K.
         forces, stress: what to compute.
         use_kernels: operations are kernels: Triton's on a CUDA device, numba's on a CPU.
-        labels: of `loop.further_labels`; their properties are computed.
+        labels: of `loop.further_labels`; their properties are computed. The label of the group asks for errors of
+            relative energies.
 
     Attributes:
         energies: whether it has energies.
@@ -60,7 +61,8 @@ class PackedNetwork:
         self.labels, self.energies = list(labels), potential.head is not None
         self.priors = [prior for prior in potential.priors if prior.uses_charges]
         self.pair_cutoff = None if potential.head is None else potential.head.pair_cutoff
-        wanted = ["dipole" if name == DIPOLE_NORM else name for name in map(property_of, labels)]
+        compared = [label for label in labels if label not in FRAME_LABELS]
+        wanted = ["dipole" if name == DIPOLE_NORM else name for name in map(property_of, compared)]
         wanted += ["charges"] if self.priors else []
         self.heads = [(name, potential.properties[name], potential.outputs[name].per_atom)
                       for name in dict.fromkeys(wanted) if name in potential.properties]  # fmt: skip

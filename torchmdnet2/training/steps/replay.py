@@ -14,10 +14,11 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
+from ...data.labels import GROUP, LEVEL
 from ...engine.graph import CudaGraph, GraphMemory
 from ...potential.potential import Result
 from ...system import System
-from ..config.sections import LossConfig
+from ..config.sections import RELATIVE, LossConfig
 from .distributed import Devices
 from .loss import NUM_ELEMENTS, ErrorSums, penalty_sums, residuals
 from .loss_kernels import ROWS, BatchErrors, Labels, Penalties
@@ -185,13 +186,14 @@ class EvaluationPass:
     def __init__(self, network: PackedNetwork, loss: LossConfig, devices: Devices | None = None):
         self.network, self.loss, self.devices = network, loss, devices or Devices()
         device = next(network.potential.parameters()).device
-        self._names = [*(_PROPERTIES if network.energies else ()), *network.labels]
-        # as the kernels have them, and rows for further labels; names stand for parts of them
+        self._further = [RELATIVE if label == GROUP else label for label in network.labels]
+        self._names = [*(_PROPERTIES if network.energies else ()), *self._further]
+        # as the kernels have them, and rows for further errors; names stand for parts of them
         first = 8 + NUM_ELEMENTS
         self._rows: dict[str, int | slice] = {**ROWS, "forces_by_element": slice(8, first)}
-        for k, name in enumerate(network.labels):
+        for k, name in enumerate(self._further):
             self._rows |= {name: first + 2 * k, f"loss_{name}": first + 2 * k + 1}
-        self._table = torch.zeros(first + 2 * len(network.labels), 3, dtype=torch.float64, device=device)
+        self._table = torch.zeros(first + 2 * len(self._further), 3, dtype=torch.float64, device=device)
         self._weight = torch.zeros(len(self._names), dtype=torch.float64, device=device)
         self._weights = dict(zip(self._names, self._weight.unbind(), strict=True))
         self._sums: dict[str, Tensor] = {}
@@ -223,7 +225,9 @@ class EvaluationPass:
         self, result: Result, batch: PackedBatch, names: Sequence[str]
     ) -> tuple[ErrorSums, dict[str, tuple[Tensor, Tensor]]]:
         system, labels = as_labelled(batch)
-        found = residuals(result, {name: label for name, label in labels.items() if name in names})
+        read = {*names, *(("energy", GROUP, LEVEL) if RELATIVE in names else ())}
+        found = residuals(result, {name: label for name, label in labels.items() if name in read})
+        found = {name: residual for name, residual in found.items() if name in names}
         errors = ErrorSums(self.loss, batch.r.device)
         errors.add(found, system, batch.weight)
         return errors, penalty_sums(found, system, self.loss, batch.weight)
@@ -233,8 +237,7 @@ class EvaluationPass:
         known = self.network.energies and batch.weight is None  # which the kernels do not know
         if self.network.use_kernels and batch.energy.is_cuda and known:
             loss = self._by_kernels(result, batch)
-            further = self.network.labels
-            return loss + self._reference(result, batch, further) if further else loss
+            return loss + self._reference(result, batch, self._further) if self._further else loss
         return self._reference(result, batch, self._names)
 
     def _reference(self, result: Result, batch: PackedBatch, names: Sequence[str] = _PROPERTIES) -> Tensor:
