@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.data import Sample
+from torchmdnet2.data.labels import GROUP
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps.batches import Batch
@@ -25,6 +26,7 @@ FIELD = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", 
 CASES: dict[str, dict[str, Any]] = {
     "tensornet": {},
     "tensornet with properties": {"properties": [{"name": "dipole"}, {"name": "charges"}], "priors": [COULOMB]},
+    "tensornet with relative energies": {"properties": [{"name": "charges"}], "group": True},
     "tensornet2": {"model": {"name": "tensornet2", "q_dim": 2}},
     "tensornet2 with priors": {
         "model": {"name": "tensornet2", "q_dim": 2, "group": "SO(3)", "exact_charge": False, "rbf_type": "gauss"},
@@ -36,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
         "head": {"name": "scalar_coulomb", "q_weights": [1.0, 2.0, 0.5, 0.0]},
     },
 }
-"""name -> parts of the configuration."""
+"""name -> parts of the configuration; group: energies relative to the mean of a group are trained."""
 
 
 def frames() -> Batch:
@@ -50,6 +52,7 @@ def frames() -> Batch:
     parts = [([8, 1, 1], 1.0), ([6, 8], 0.0), ([1], 0.0)]
     systems = [System(torch.tensor(z), corners[: len(z)] + 0.1 * numbers(len(z), 3), charge=q) for z, q in parts]
     labels = {"energy": numbers(3), "forces": numbers(6, 3), "dipole": numbers(3, 3), "charges": numbers(6)}
+    labels[GROUP] = torch.tensor([7.0, 7.0, torch.nan], dtype=torch.float64)
     labels["forces"][5], labels["dipole"][2], labels["charges"][5] = torch.nan, torch.nan, torch.nan
     whole = System.concatenate(systems)
     return Batch(Sample(whole, labels), neighbor_list(whole, CUTOFF), [0, 1, 2])
@@ -59,11 +62,14 @@ def outcome(case: dict[str, Any], device: str, kernels: bool, width: int = 8) ->
     """Loss with its gradients, and the sums of errors, in float64."""
     torch.manual_seed(0)
     model = {"name": "tensornet", "hidden_channels": width, "num_layers": 1, "num_rbf": 4, "cutoff": CUTOFF}
+    case = dict(case)
+    group = case.pop("group", False)
     config = {**case, "model": {**model, "max_z": 10, **case.get("model", {})}, "elements": [1, 6, 8]}
     potential = Potential.from_config(config).double().to(device).train()
     charges = "charges" in potential.properties or potential.representation.reads_charge
     labels = [*(["dipole"] if "dipole" in potential.properties else []), *(["charges"] if charges else [])]
-    loss = LossConfig(energy=3.0, forces=2.0, dipole=0.7, charges=5.0, kinds={"charges": "huber"}, huber_delta=0.3)
+    labels += [GROUP] if group else []
+    loss = LossConfig(energy=3.0, relative_energy=1.5, forces=2.0, dipole=0.7, charges=5.0, kinds={"charges": "huber"}, huber_delta=0.3)
     part = pack_part(frames(), potential, False, loss, labels)
     store = PackedFrames([part], potential.elements, CUTOFF, torch.device(device), torch.float64)
     need = store.size([0, 1, 2])

@@ -343,3 +343,7 @@ def test_shares_are_a_partition_and_even():
     sizes = [work[part].sum() for part in parts]
     assert max(sizes) < 1.15 * min(sizes)
     assert Devices().share(chosen, work) == chosen
+    groups = np.arange(64) // 8  # four chosen frames each
+    parts = [Devices(rank, 4).share(chosen, work, groups) for rank in range(4)]
+    assert sorted(k for part in parts for k in part) == chosen
+    assert all(len(part) == 8 and len(set(groups[part])) == 2 for part in parts)

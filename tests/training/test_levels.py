@@ -188,7 +188,12 @@ def test_packed_relative_energies_are_the_same(two, tmp_path):
     found = []
     for packed in (False, True):
         trainer = trainer_of(two, packed)
-        for _ in trainer.steps(training_batches(trainer.train, trainer.config, 0)):
+        frames = trainer.train
+        if not packed:  # frames of B are repeated: each repetition of a group is a group
+            whole = [frames.indices[frames.groups == group].tolist() for group in np.unique(frames.groups)]
+            assert all(len(set(group)) == len(group) <= 3 for group in whole)
+            assert len(whole) > len(set(map(tuple, whole)))
+        for _ in trainer.steps(training_batches(frames, trainer.config, 0)):
             trainer.step_count += 1
         if packed:
             trainer.packed.check()
