@@ -69,7 +69,10 @@ def outcome(case: dict[str, Any], device: str, kernels: bool, width: int = 8) ->
     charges = "charges" in potential.properties or potential.representation.reads_charge
     labels = [*(["dipole"] if "dipole" in potential.properties else []), *(["charges"] if charges else [])]
     labels += [GROUP] if group else []
-    loss = LossConfig(energy=3.0, relative_energy=1.5, forces=2.0, dipole=0.7, charges=5.0, kinds={"charges": "huber"}, huber_delta=0.3)
+    kinds = {"charges": "huber"}
+    loss = LossConfig(
+        energy=3.0, relative_energy=1.5, forces=2.0, dipole=0.7, charges=5.0, kinds=kinds, huber_delta=0.3
+    )
     part = pack_part(frames(), potential, False, loss, labels)
     store = PackedFrames([part], potential.elements, CUTOFF, torch.device(device), torch.float64)
     need = store.size([0, 1, 2])
