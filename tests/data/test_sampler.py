@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from torchmdnet2.data import epoch_batches, epoch_order, in_order
+from torchmdnet2.data.splits import group_batches
 from torchmdnet2.errors import BadData
 
 RNG = np.random.default_rng(0)
@@ -90,6 +91,20 @@ def test_a_frame_that_is_too_large_is_named():
 def test_a_size_or_a_budget(settings):
     with pytest.raises(ValueError, match="batch_size, or else"):
         batches(settings)
+
+
+def test_batches_of_groups():
+    """Each group once, as a whole, with room for its frames; about as many edges in each batch of a window."""
+    frames = RNG.integers(1, 25, 2000)
+    edges = frames * RNG.integers(30, 1000, 2000)
+    parts = group_batches(frames, edges, seed=1, epoch=2, batch_size=192)
+    assert sorted(flat(parts)) == list(range(2000))
+    sizes, costs = (np.array([values[part].sum() for part in parts]) for values in (frames, edges))
+    assert sizes.max() <= 192 and sizes.mean() > 180
+    assert all(np.std(costs[k : k + 32]) < 0.02 * costs.mean() for k in (0, 32, 64))
+    assert parts == group_batches(frames, edges, seed=1, epoch=2, batch_size=192)
+    assert parts != group_batches(frames, edges, seed=1, epoch=3, batch_size=192)
+    assert group_batches(np.array([5]), np.array([9]), seed=0, epoch=0, batch_size=5) == [[0]]
 
 
 def test_without_balance():

@@ -20,7 +20,7 @@ from ..errors import BadData
 from .dataset import Dataset
 
 __all__ = [
-    "SUBSETS", "epoch_batches", "epoch_order", "fingerprint", "in_order", "make_splits", "read_splits",
+    "SUBSETS", "epoch_batches", "epoch_order", "fingerprint", "group_batches", "in_order", "make_splits", "read_splits",
     "splits_entry",
 ]  # fmt: skip
 
@@ -216,6 +216,52 @@ def epoch_batches(
         cost = np.asarray(edges, dtype=np.float64)
         return _of_size(order, cost, batch_size)
     return _within_budget(order, _share(atoms, edges, max_atoms, max_edges, name))
+
+
+def group_batches(frames: np.ndarray, edges: np.ndarray, *, seed: int, epoch: int, batch_size: int) -> list[list[int]]:
+    """Return the batches of one epoch as positions of groups, each of which is in one batch as a whole.
+
+    Batches have similar numbers of edges, as those of `epoch_batches`: few sizes mean few CUDA graphs.
+
+    Args:
+        frames: [groups] number of frames of each group, at most batch_size.
+        edges: [groups] number of edges of all frames of each group.
+        seed, epoch: these determine the random order.
+        batch_size: largest number of frames in a batch.
+    """
+    order = _shuffled(len(frames), seed, epoch)
+    window = max(1, int(_WINDOW * batch_size / max(frames.mean(), 1))) if len(frames) else 1
+    batches: list[list[int]] = []
+    for first in range(0, len(order), window):
+        groups = order[first : first + window]
+        number = -(-int(frames[groups].sum()) // batch_size)
+        while (dealt := _deal_with_room(groups, edges, frames, batch_size, number)) is None:
+            number += 1
+        batches += [batch for batch in dealt if batch]
+    return batches
+
+
+def _deal_with_room(
+    groups: np.ndarray, cost: np.ndarray, frames: np.ndarray, most: int, number: int
+) -> list[list[int]] | None:
+    """Assign groups, the most expensive first, each to the cheapest batch that has room for its frames; None if there
+    is none."""
+    dealt: list[list[int]] = [[] for _ in range(number)]
+    heap = [(0.0, k) for k in range(number)]
+    room = [most] * number
+    for group in groups[np.argsort(-cost[groups], kind="stable")].tolist():
+        full = []
+        while heap and room[heap[0][1]] < frames[group]:
+            full.append(heapq.heappop(heap))
+        if not heap:
+            return None
+        load, k = heap[0]
+        dealt[k].append(group)
+        room[k] -= int(frames[group])
+        heapq.heapreplace(heap, (load + float(cost[group]), k))
+        for entry in full:
+            heapq.heappush(heap, entry)
+    return dealt
 
 
 def _shuffled(num_frames: int, seed: int, epoch: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from ...data import Dataset, Sample
 from ...data.cache import CachedDataset, CachedEdges
 from ...data.edges import EdgeMemory, FrameEdges
 from ...data.labels import GROUP, LEVEL
-from ...data.splits import epoch_batches, epoch_order, in_order
+from ...data.splits import epoch_batches, epoch_order, group_batches, in_order
 from ...neighbors import NeighborList
 from ...potential.potential import Potential
 from ...potential.refusals import rename
@@ -251,16 +251,20 @@ def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list
 def _batches_of_groups(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
     """Return batches as `training_batches`, with a group in one batch; groups larger than a batch are divided."""
     pieces = _groups(frames, config)
-    atoms = np.array([frames.atoms[piece].sum() for piece in pieces])
     edges = np.array([frames.edges[piece].sum() for piece in pieces])
-    most = {"max_atoms": config.max_atoms, "max_edges": config.max_edges}
-    if config.max_atoms is None and config.max_edges is None:  # a budget of frames
-        atoms, most = np.array([len(piece) for piece in pieces]), {"max_atoms": config.batch_size, "max_edges": None}
+    order = {"seed": config.seed, "epoch": epoch}
 
     def name(piece: int) -> str:
         return frames.name(int(pieces[piece][0]))
 
-    batches = epoch_batches(atoms, edges, seed=config.seed, epoch=epoch, name=name, **most)
+    if config.max_atoms is None and config.max_edges is None:
+        sizes = np.array([len(piece) for piece in pieces])
+        batches = group_batches(sizes, edges, batch_size=config.batch_size, **order)
+    else:
+        atoms = np.array([frames.atoms[piece].sum() for piece in pieces])
+        batches = epoch_batches(
+            atoms, edges, max_atoms=config.max_atoms, max_edges=config.max_edges, name=name, **order
+        )
     return [np.concatenate([pieces[k] for k in batch]).tolist() for batch in batches]
 
 
