@@ -1,12 +1,16 @@
 """Distillation of models that were trained on torsion scans (large.py) into one network, see distil.yaml.
 
     python scripts/organic/distil.py turned work/geometries
+    python scripts/organic/distil.py apart work/geometries
     python scripts/organic/label.py work/geometries work/labels --model m0.tmn,m1.tmn --student organic --keep 1
     python scripts/organic/distil.py scans torsions.npz work/scans --model m0.tmn,m1.tmn --start organic
     torchmdnet2 train scripts/organic/distil.yaml
 
 Scans alone teach a few hundred kinds of torsions. The teacher carries what it has learned there to others: `turned`
 adds conformers with one bond turned by any angle, which `label.py` labels with all other geometries.
+
+`apart` adds pairs of molecules far from each other, for each dimer, shared proton and substitution. `label.py` puts
+them into one group with these, so that relative energies are those of interactions and barriers.
 
 `scans` writes SUBSET.h5, scans with the reference's energies, and copies.h5. The mean energy of a scan becomes that of
 the model that the training starts from: the teacher's would differ by an offset of some meV an atom, larger than the
@@ -18,7 +22,8 @@ it in the structure that they come from.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +46,8 @@ FREE = 1.35  # times the sum of covalent radii, least distance of atoms that are
 DISPLACED, SMALL_ANGLES = 0.03, (4.0, 12.0)  # Å a coordinate, degrees, of copies
 LARGEST_FORCE, LARGEST_SPREAD = 20.0, 1.5  # eV/Å, of copies
 PARTS = 3  # groups of a scan
+PAIRS = ("dimers", "substitutions", "protons")  # kinds of which `apart` has pairs
+DISTANCE = 15.0  # Å between molecules: beyond all cutoffs, so that only charges interact
 
 
 class Axis(NamedTuple):
@@ -99,6 +106,56 @@ def turned(options: argparse.Namespace) -> None:
             found = [geometry for geometry in moved if geometry is not None]
             if found:
                 count += write_shard(path.with_name(path.name.replace("conformers", "turned")), found)
+    print(f"{count} geometries")
+
+
+def pair_apart(
+    pair: Geometry, molecules: Mapping[str, list[Geometry]], rng: np.random.Generator, rigid: bool
+) -> Geometry | None:
+    """The two molecules of a pair with DISTANCE between them; None if it is not a pair of known molecules.
+
+    Args:
+        pair: named A.B, the atoms of A first.
+        molecules: conformers by name; one of A and B must be among them.
+        rng: chooses conformers.
+        rigid: keep both molecules as they are. Else each is a conformer, where there is one: atoms of a pair that
+            reacts are not where they are in the molecules.
+    """
+    names, total = pair.name.split("."), len(pair.numbers)
+    known = [len(molecules[name][0].numbers) if name in molecules else 0 for name in names]
+    if len(names) != 2 or not any(known):
+        return None
+    first = known[0] or total - known[1]
+    if not 0 < first < total or (known[1] and first + known[1] != total):
+        return None
+    places = [pair.positions[:first], pair.positions[first:]]
+    if not rigid:
+        places = [
+            molecules[name][rng.integers(len(molecules[name]))].positions if name in molecules else own
+            for name, own in zip(names, places, strict=True)
+        ]
+    a, b = (place - place.mean(0) for place in places)
+    along = pair.positions[first:].mean(0) - pair.positions[:first].mean(0)
+    along /= np.linalg.norm(along)
+    between = DISTANCE + (a @ along).max() - (b @ along).min()
+    return pair._replace(positions=np.concatenate([a, b + between * along]))
+
+
+def apart(options: argparse.Namespace) -> None:
+    """Write, for each shard of pairs for training and validation, the same molecules far apart."""
+    count = 0
+    for subset in ("train", "validation"):
+        molecules: dict[str, list[Geometry]] = defaultdict(list)
+        for path in sorted(options.geometries.glob(f"{subset}-conformers-*.npz")):
+            for geometry in read_shard(path):
+                molecules[geometry.name].append(geometry)
+        for kind in PAIRS:
+            for path in sorted(options.geometries.glob(f"{subset}-{kind}-*.npz")):
+                rng = np.random.default_rng(seed_of("apart", path.stem))
+                made = [pair_apart(pair, molecules, rng, kind == "dimers") for pair in read_shard(path)]
+                found = [geometry for geometry in made if geometry is not None]
+                if found:
+                    count += write_shard(path.with_name(path.name.replace(kind, f"apart-{kind}")), found)
     print(f"{count} geometries")
 
 
@@ -177,6 +234,8 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("turned", help=turned.__doc__)
     one.add_argument("geometries", type=Path, help="folder of geometries.py")
+    one = verbs.add_parser("apart", help=apart.__doc__)
+    one.add_argument("geometries", type=Path, help="folder of geometries.py")
     other = verbs.add_parser("scans", help=scans.__doc__)
     other.add_argument("scans", type=Path, help="torsions.npz, see large.py")
     other.add_argument("output", type=Path, help="folder")
@@ -186,7 +245,7 @@ def main() -> None:
     other.add_argument("--start", default="organic", help="the model that the training starts from")
     other.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    {"turned": turned, "scans": scans}[options.verb](options)
+    {"turned": turned, "apart": apart, "scans": scans}[options.verb](options)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from torchmdnet2.core.files import written_aside
 from torchmdnet2.data.labels import kind_code
 
 TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
+SAME = {"turned": "conformers", **dict.fromkeys(("dimers", "substitutions", "protons", "apart"), "pairs")}  # in groups
 GROUP = 5  # most geometries of a molecule whose frames are in one group: a batch should have many molecules
 HELD_OUT = (300.0, 600.0)  # of validation and test frames
 TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs
@@ -195,12 +196,11 @@ def jobs_of(folder: Path, batch: int, seed: int, first: Sequence[str] = ()) -> l
 
 
 def groups_of(geometries: Iterable[tuple[Geometry, str]]) -> Iterator[float]:
-    """The number of the group of each geometry with its kind: geometries of one molecule, or of one pair of molecules,
-    and of one kind. Conformers with a bond turned are conformers, too."""
+    """The number of the group of each geometry with its kind: geometries of one molecule and of one kind, or of one
+    pair of molecules. Energies of a pair are relative to those of its molecules apart, see distil.py."""
     counts: Counter[tuple] = Counter()
     for geometry, kind in geometries:
-        kind = "conformers" if kind == "turned" else kind
-        key = (kind, geometry.name, geometry.charge, tuple(sorted(geometry.numbers.tolist())))
+        key = (SAME.get(kind, kind), geometry.name, geometry.charge, tuple(sorted(geometry.numbers.tolist())))
         yield kind_code(f"{key} {counts[key] // GROUP}")
         counts[key] += 1
 

@@ -69,6 +69,48 @@ def test_a_turned_bond_changes_only_torsions(world, angle):
     assert np.cos(after - before - angle) == pytest.approx(1, abs=1e-9)
 
 
+def test_molecules_of_a_pair_apart(world):
+    """Dimers stay as they are within, other pairs become conformers; ions need not be known."""
+    rng, make = np.random.default_rng(0), world.shards.Geometry
+    water, methanol = world.geometry("H2O"), world.geometry("CH3OH")
+    bent = methanol._replace(positions=methanol.positions + rng.normal(0, 0.1, (6, 3)))
+    place = water.positions + np.array([3.0, 1, 0])
+    pair = make("CH3OH.H2O", np.append(bent.numbers, water.numbers), np.append(bent.positions, place, 0), 0)
+    ion = make("CH3OH.[F-]", np.append(bent.numbers, 9), np.append(bent.positions, [[3.0, 0, 0]], 0), -1)
+    known = {"CH3OH": [methanol], "H2O": [water]}
+
+    def distances(x):
+        return np.linalg.norm(x[:, None] - x[None], axis=2)
+
+    for given, rigid, first in ((pair, True, bent), (pair, False, methanol), (ion, False, methanol)):
+        found = world.distil.pair_apart(given, known, rng, rigid)
+        assert (found.numbers == given.numbers).all() and (found.name, found.charge) == (given.name, given.charge)
+        between = distances(found.positions)
+        np.testing.assert_allclose(between[:6, :6], distances(first.positions), atol=1e-12)
+        np.testing.assert_allclose(between[6:, 6:], distances(given.positions[6:]), atol=1e-12)
+        assert between[:6, 6:].min() >= world.distil.DISTANCE - 1e-9
+    for name in ("CH3OH", "A.B", "CH3OH.H2O.H2O", "H2O.CH4O"):  # H2O has not as many atoms as it should
+        assert world.distil.pair_apart(pair._replace(name=name), {**known, "CH4O": [water]}, rng, False) is None
+
+
+def test_pairs_apart_are_a_kind_of_their_own(world, scripts, tmp_path, monkeypatch):
+    shards, label = world.shards, scripts("label")
+    water, methanol = world.geometry("H2O"), world.geometry("CH3OH")
+    numbers, place = np.append(methanol.numbers, water.numbers), water.positions + np.array([4.0, 1, 0])
+    pair = shards.Geometry("CH3OH.H2O", numbers, np.append(methanol.positions, place, 0), 0)
+    for kind, geometries in (("conformers", [water, methanol]), ("dimers", [pair]), ("protons", [methanol, pair])):
+        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", geometries)
+    monkeypatch.setattr(sys, "argv", ["distil.py", "apart", str(tmp_path)])
+    world.distil.main()
+    names = sorted(path.name for path in tmp_path.glob("train-apart-*"))
+    assert names == ["train-apart-dimers-0000.npz", "train-apart-protons-0000.npz"]
+    jobs = label.jobs_of(tmp_path, 1, 0)
+    groups = {kind: {group for job in jobs for k, group in zip(job.kinds, job.groups, strict=True) if k == kind}
+              for kind in ("conformers", "dimers", "protons", "apart")}  # fmt: skip
+    assert groups["apart"] == groups["dimers"] < groups["protons"]  # the pair, and methanol alone
+    assert not groups["conformers"] & groups["protons"]
+
+
 def torsion(x, a, b, c, d):
     u, v, w = x[b] - x[a], x[c] - x[b], x[d] - x[c]
     return np.arctan2(np.linalg.norm(v) * u @ np.cross(v, w), np.cross(u, v) @ np.cross(v, w))
