@@ -18,13 +18,14 @@ from torchmdnet2 import checkpoint
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.core.html_page import figure_png
 from torchmdnet2.data.labels import LEVEL
-from torchmdnet2.errors import BadConfig, UnknownElement
+from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.potential.potential import SYMBOLS, Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting import report
 from torchmdnet2.training.reporting.report import model_card
 from torchmdnet2.training.run.ensemble import run_members
+from torchmdnet2.training.run.notes import data_notes
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer
@@ -359,6 +360,52 @@ def test_relative_energies(two, tmp_path):
     assert gradient.abs().max() > 0
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert torch.allclose(found[1][1], found[0][1], rtol=1e-5, atol=1e-8)
+
+
+def _scans(path, sizes):
+    """Write frames of one molecule in groups of these sizes, and return the configuration of their source."""
+    frames = sorted(make_frames(120), key=lambda atoms: str(atoms.symbols))[: sum(sizes)]
+    for atoms, scan in zip(frames, np.repeat(np.arange(len(sizes)), sizes).tolist(), strict=True):
+        atoms.info["scan"] = scan
+    write(path, frames, format="extxyz")
+    return frames
+
+
+def _of_scans(two, train, validation):
+    raw = {**two, "data": {"train": str(train), "validation": str(validation), "split": {"test": 0}}}
+    raw["data"]["keys"] = {"energy": "energy", "forces": None, "group": "scan"}
+    raw["training"] = {**two["training"], "batch_size": 4, "loss": {"energy": 0, "relative_energy": 1.0}}
+    return raw
+
+
+def test_final_errors_of_relative_energies_are_of_whole_groups(two, tmp_path):
+    """Groups that are larger than a batch are divided in steps; the errors in metrics.json are of the whole."""
+    frames = _scans(tmp_path / "a.xyz", [11, 3, 1, 7])
+    path = run_training(parse_config(_of_scans(two, tmp_path / "a.xyz", tmp_path / "a.xyz")))
+    model = torchmdnet2.load(path, dtype="float64")
+    miss = np.array([float(model(System.from_ase([a])).energy) - a.get_potential_energy() for a in frames])
+    scan = np.array([a.info["scan"] for a in frames])
+    expected = np.concatenate([miss[scan == k] - miss[scan == k].mean() for k in (0, 1, 3)])
+    found = json.loads((path.parent / "metrics.json").read_text())["validation"]["relative_energy"]
+    assert found["count"] == 21
+    assert found["mae"] == pytest.approx(np.abs(expected).mean(), rel=1e-6)
+    assert found["rmse"] == pytest.approx(np.sqrt(np.square(expected).mean()), rel=1e-6)
+    assert "nothing was learned" not in (path.parent / "log.txt").read_text()  # total energies are not trained
+
+
+def test_relative_energies_need_groups_of_two(two, tmp_path):
+    """Without them the loss was 0, and the first epoch the best one."""
+    _scans(tmp_path / "scans.xyz", [4] * 4)
+    _scans(tmp_path / "alone.xyz", [1] * 12)
+    raw = _of_scans(two, tmp_path / "alone.xyz", tmp_path / "scans.xyz")
+    with pytest.raises(BadData, match=r"one level of theory have the same entry data\.keys\.gr"):
+        run_training(parse_config(raw))
+    raw = _of_scans(two, tmp_path / "scans.xyz", tmp_path / "alone.xyz")
+    with pytest.raises(BadData, match=r"none of the validation frames has a label to train on.* No two are of one gro"):
+        run_training(parse_config(raw))
+    raw["training"]["loss"]["energy"] = 1.0
+    (note,) = (note for note in data_notes(make_setup(parse_config(raw)), 1000) if "group" in note)
+    assert note.startswith("no two validation frames are of one group: the validation loss has no relative energies")
 
 
 def _lists(batch):

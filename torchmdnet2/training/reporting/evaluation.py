@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...data import Sample
 from ...data.extxyz import extxyz_frames
-from ...data.labels import LABELS
+from ...data.labels import GROUP, LABELS
 from ...ensemble import Ensemble, EnsembleResult, combine
 from ...potential.output import Output
 from ...potential.potential import Potential, Result, with_dipole
@@ -23,7 +23,7 @@ from ...priors import Atomref
 from ...system import System
 from ..config.sections import FRAME_LABELS, RELATIVE, LossConfig, prediction, property_of, unit_of
 from ..steps.batches import Batch, Frames, Loader, in_order
-from ..steps.loss import UNITS, ErrorSums, Residual, atoms_per_system, residuals
+from ..steps.loss import UNITS, ErrorSums, Residual, atoms_per_system, relative_errors, residuals
 from ..steps.trainer import Properties, predict
 
 __all__ = [
@@ -81,14 +81,16 @@ def evaluate(
     sums = ErrorSums(LossConfig(), potential.device, units)
     kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     by_frame: list[dict[str, np.ndarray]] = []
+    grouped: list[tuple[dict[str, np.ndarray], Residual, Tensor]] = []
     every = Loader(frames, num_workers)(batches or in_order(len(frames), batch_size))
     for batch, result in _predictions(potential, every, frames, properties, check, predict_with_dipole):
         found = residuals(result, batch.sample.labels)
+        has_groups = found.pop(RELATIVE, None) is not None
         sums.add(found, batch.sample.system)
         by_frame.append({"frame": np.array(batch.frames), **_rms_by_frame(found, batch.sample.system)})
+        if has_groups:
+            grouped.append((by_frame[-1], found["energy"], batch.sample.labels[GROUP]))
         for name, residual in found.items():
-            if name == RELATIVE:
-                continue
             value = prediction(result, name)
             assert value is not None
             label, predicted = batch.sample.labels[name].double(), value.double()
@@ -99,6 +101,12 @@ def evaluate(
             kept.setdefault(property_of(name), []).append(
                 (_chosen(label, residual.present), _chosen(predicted, residual.present))
             )
+    if grouped:  # whole groups, however they were batched
+        relative = relative_errors([(energy, group) for _, energy, group in grouped])
+        sums.add_relative(relative)
+        sizes = torch.where(relative.present, relative.error.abs(), torch.nan).split([len(g) for *_, g in grouped])
+        for (part, *_), size in zip(grouped, sizes, strict=True):
+            part[RELATIVE] = size.numpy()
     pairs = {
         name: (np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
         for name, parts in kept.items()
@@ -185,7 +193,7 @@ def _rms_by_frame(found: Mapping[str, Residual], system: System) -> dict[str, np
         square, count = residual.error.double().square(), residual.present.double()
         if square.ndim > 1:
             square, count = square.flatten(1).sum(1), count.flatten(1).sum(1)
-        if name != RELATIVE and LABELS[name].per_atom:
+        if LABELS[name].per_atom:
             zeros = square.new_zeros(system.num_systems)
             square, count = (zeros.index_add(0, system.batch, part) for part in (square, count))
         rms = torch.where(count > 0, (square / count.clamp(min=1)).sqrt(), torch.nan)

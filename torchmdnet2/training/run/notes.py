@@ -67,6 +67,7 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
         *_single_atoms(setup),
         *_ignored(setup),
         *_settings(setup, total_steps),
+        *_groups(setup),
     ]
 
 
@@ -109,6 +110,17 @@ def _repetitions(setup: Setup) -> Iterator[str]:
                     f"{where}): their errors say little about new structures"
                 )
         seen[name] = keys
+
+
+def _groups(setup: Setup) -> Iterator[str]:
+    """Yield a note about relative energies that are trained and not validated."""
+    frames = setup.frames.get("validation")
+    trained = setup.config.training.loss.relative_energy > 0 and setup.frames["train"].has_groups
+    if trained and frames is not None and not frames.has_groups:
+        yield (
+            "no two validation frames are of one group: the validation loss has no relative energies. A random "
+            "split divides groups; data.validation names a file of whole ones"
+        )
 
 
 def _standing_out(setup: Setup) -> Iterator[str]:

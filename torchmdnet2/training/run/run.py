@@ -29,6 +29,7 @@ from ...errors import BadCheckpoint, BadConfig
 from ...potential.potential import Potential
 from ...version import __version__
 from ..config.config import Config, config_yaml
+from ..config.sections import LossConfig
 from ..reporting.evaluation import Evaluation, evaluate
 from ..reporting.log import Tracker, TrainingLog, open_trackers, write_metrics
 from ..reporting.report import Report, model_card, write_report
@@ -333,7 +334,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
         atomic_write(folder / "card.md", model_card(best.config, metadata, title=folder.name))
     for name in evaluations:
         log.say(f"{name}: {in_words(errors[name])}")
-        for note in unlearned(evaluations[name]):
+        for note in unlearned(evaluations[name], config.training.loss.final):
             log.say(f"note: {name}: {note}")
     atomic_write(folder / DONE, json.dumps(errors, indent=1))
     if config.output.report:
@@ -352,9 +353,12 @@ def _by_level(setup: Setup, subset: str) -> Iterator[tuple[str, Frames]]:
         yield subset, frames
 
 
-def unlearned(evaluation: Evaluation) -> Iterator[str]:
-    """Yield notes about labels whose errors are as large as their spread."""
+def unlearned(evaluation: Evaluation, loss: LossConfig | None = None) -> Iterator[str]:
+    """Yield notes about labels whose errors are as large as their spread; not about total energies without a weight in
+    the loss, if it is given."""
     for name, (label, predicted) in evaluation.pairs.items():
+        if name == "energy_per_atom" and loss is not None and loss.energy == 0:
+            continue
         spread = float(np.sqrt(np.mean(np.square(label - label.mean())))) if len(label) else 0.0
         error = float(np.sqrt(np.mean(np.square(label - predicted)))) if len(label) else 0.0
         if len(label) >= _FEW and spread > 0 and error > _UNLEARNED * spread:

@@ -50,6 +50,8 @@ from .subsets import (
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
 
+_ALONE = ". No two are of one group: a random split divides groups, data.validation names a file of whole ones"
+
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
 
@@ -294,6 +296,11 @@ def require_usable(setup: Setup) -> None:
     """
     loss = setup.config.training.loss
     names, potential = setup.potential.level_names, setup.potential
+    if loss.relative_energy > 0 and not setup.frames["train"].has_groups:
+        raise BadData(
+            "training.loss.relative_energy: no two training frames of one level of theory have the same entry "
+            "data.keys.group"
+        )
     for subset, frames in setup.frames.items() if names else ():
         for number in np.unique(frames.levels).tolist():
             part = frames.of(frames.levels == number)
@@ -313,11 +320,12 @@ def require_usable(setup: Setup) -> None:
             )
         if max(found.spins) > 2 and not setup.potential.representation.reads_spin:
             require_known(setup.potential, setup.frames[subset], range(len(setup.frames[subset])))
-        final = [name for name in found.labelled if loss.final.uses(name)]
-        if subset != "test" and not final:
+        final = [name for name in found.labelled if loss.final.weight(name) > 0]
+        relative = loss.relative_energy > 0 and "energy" in found.labelled
+        if subset != "test" and not final and not (relative and setup.frames[subset].has_groups):
             raise BadData(
                 f"none of the {'training' if subset == 'train' else subset} frames has a label to train on; see "
-                "data.keys and training.loss"
+                f"data.keys and training.loss{_ALONE if relative else ''}"
             )
     absent = [name for name in setup.asked if name not in setup.statistics["train"].labelled and loss.final.uses(name)]
     if absent:

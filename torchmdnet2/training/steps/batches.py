@@ -170,6 +170,11 @@ class Frames(TorchDataset):
         numbers[~alone] = found.reshape(-1)
         return numbers
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether any two frames are of one group."""
+        return len(np.unique(self.groups)) < len(self)
+
     def _labels(self, name: str) -> np.ndarray:
         """Return a label of each frame, [len(self)]; NaN where there is none."""
         parts = []

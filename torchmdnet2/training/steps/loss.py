@@ -6,7 +6,7 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..config.sections import LOSS_WEIGHT, RELATIVE, LossConfig, prediction, pro
 
 __all__ = [
     "NUM_ELEMENTS", "UNITS", "ErrorSums", "Residual", "atoms_per_system", "frame_weights", "in_words", "penalty",
-    "penalty_sums", "residuals", "shown", "total_loss",
+    "penalty_sums", "relative_errors", "residuals", "shown", "total_loss",
 ]  # fmt: skip
 
 
@@ -77,6 +77,25 @@ def _relative(energy: Residual, group: Tensor, level: Tensor | None) -> Residual
     mean = same.to(energy.error) @ energy.error / count.clamp(min=1)
     present = count > 1
     return Residual(torch.where(present, energy.error - mean, 0.0), present)
+
+
+def relative_errors(batches: Sequence[tuple[Residual, Tensor]]) -> Residual:
+    """Return errors of energies relative to the mean of their group over all batches, [B] float64 on the CPU; absent
+    for frames that are alone.
+
+    Args:
+        batches: errors of energies and numbers of the groups (NaN: none) of each batch, of one level of theory.
+    """
+    error, present, group = (
+        torch.cat([part.detach().cpu() for part in parts])
+        for parts in zip(*((energy.error.double(), energy.present, group) for energy, group in batches), strict=True)
+    )
+    present = present & ~group.isnan()
+    _, own = torch.unique(group[present], return_inverse=True)
+    count = torch.bincount(own)
+    mean = error.new_zeros(len(count)).index_add(0, own, error[present]) / count
+    error = torch.zeros_like(error).masked_scatter(present, error[present] - mean[own])
+    return Residual(error, present.masked_scatter(present, count[own] > 1))
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -214,6 +233,10 @@ class ErrorSums:
             for name, (total, count) in penalty_sums(found, system, self.loss_config, weights).items():
                 total = total.detach().double()
                 self._add(f"loss_{name}", torch.stack([count.double(), total, torch.zeros_like(total)]))
+
+    def add_relative(self, residual: Residual) -> None:
+        """Add errors of `relative_errors`."""
+        self._add(RELATIVE, _three(residual.error, residual.present).to(self.device))
 
     def add_sums(self, sums: Mapping[str, Tensor]) -> None:
         """Add the `sums` of another object."""
