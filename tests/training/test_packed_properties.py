@@ -197,7 +197,6 @@ def test_a_head_that_reads_edges_says_so(raw_config, file):
         ({"head": {"reduce": "mean"}}, "the head ScalarHead"),
         ({"atom_filter": 1}, "an atom filter"),
         ({"priors": [{"name": "atomref", "trainable": True}]}, "the prior Atomref, which is trained"),
-        ({}, "energies relative to the mean of a group"),
         ({}, r"\d+ GB of frames, and the limit is 0 GB"),
     ],
 )
@@ -205,9 +204,6 @@ def test_what_cannot_be_captured_is_an_error_where_it_is_asked_for(raw_config, f
     """On a GPU with `cuda_graphs: true`, and on several devices; otherwise a note on a GPU. Here without one."""
     raw = raw_of(raw_config, file, {"energy": "energy", "forces": "forces"}, **change)
     trainer = made(raw, False)
-    if "mean of a group" in words:
-        loss = trainer.config.loss.model_copy(update={"relative_energy": 1.0})
-        trainer.config = trainer.config.model_copy(update={"loss": loss})
     if "GB" in words:
         monkeypatch.setattr("torchmdnet2.training.steps.loop._CPU_LIMIT", 0)
     with pytest.raises(BadConfig, match=f"several devices cannot be used with {words}; start one process"):
