@@ -17,7 +17,7 @@ import torchmdnet2
 from torchmdnet2 import checkpoint
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.core.html_page import figure_png
-from torchmdnet2.data.labels import LEVEL
+from torchmdnet2.data.labels import GROUP, LEVEL
 from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.potential.potential import SYMBOLS, Potential
 from torchmdnet2.system import System
@@ -31,6 +31,7 @@ from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer
 from torchmdnet2.training.run.subsets import _with_shares
 from torchmdnet2.training.steps.batches import training_batches
+from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import predict
 
@@ -202,6 +203,29 @@ def test_packed_relative_energies_are_the_same(two, tmp_path):
     (plain, rows), (weights, same) = found
     assert max(float((value - weights[name]).abs().max()) for name, value in plain.items()) < 1e-8
     assert rows["train_relative_energy_mae"] > 0 and same == pytest.approx(rows, rel=1e-8, nan_ok=True)
+
+
+def test_repetitions_of_a_group_in_a_batch_are_on_one_device(two, tmp_path):
+    """The loss takes their mean together, so that it would depend on the number of devices."""
+    frames = other_level(make_frames(12, seed=1))
+    for k, atoms in enumerate(frames):
+        atoms.info["scan"] = k // 3
+    write(tmp_path / "b.xyz", frames, format="extxyz")
+    two["data"]["sources"][1] |= {"share": 0.7, "keys": {"energy": "energy", "forces": "forces", "group": "scan"}}
+    two["training"] |= {"batch_size": 9, "loss": {"energy": 0.1, "forces": 1, "relative_energy": 2}}
+    trainer = trainer_of(two, packed=True)
+    several = False
+    for batch in (batch for epoch in range(4) for batch in training_batches(trainer.train, trainer.config, epoch)):
+        labels = trainer.train.batch(batch).sample.labels
+        scans = dict(zip(batch, torch.stack([labels[GROUP], labels[LEVEL]], 1).nan_to_num(-1).tolist(), strict=True))
+        work = trainer.packed.step.store.num_pairs
+        parts = [Devices(rank, 2).share(batch, work, trainer.packed._groups[0]) for rank in range(2)]
+        found = [{tuple(scans[k]) for k in part if scans[k][0] >= 0} for part in parts]
+        assert sorted(k for part in parts for k in part) == sorted(batch) and not found[0] & found[1]
+        several |= any(
+            len({int(trainer.train.groups[k]) for k in batch if scans[k] == scan}) > 1 for scan in scans.values()
+        )
+    assert several
 
 
 def test_levels_share_what_they_are_asked_to(two):

@@ -158,14 +158,20 @@ class Frames(TorchDataset):
     def groups(self) -> np.ndarray:
         """Number of the group of each frame, [len(self)]; frames without a group are alone in theirs. Where frames are
         repeated, so is their group."""
-        groups = self._labels(GROUP)
-        alone = np.isnan(groups)
         order = np.argsort(self.indices, kind="stable")
         first = np.searchsorted(self.indices[order], self.indices[order])
         repetition = np.empty(len(self), dtype=np.int64)
         repetition[order] = np.arange(len(self)) - first
-        keys = np.stack([groups, self.levels, repetition])[:, ~alone]
-        _, found = np.unique(keys, axis=1, return_inverse=True)
+        _, numbers = np.unique(np.stack([self.means, repetition]), axis=1, return_inverse=True)
+        return numbers.reshape(-1)
+
+    @cached_property
+    def means(self) -> np.ndarray:
+        """As `groups`, and repetitions of a group have one number: in a batch of several, the loss takes their mean
+        together."""
+        groups = self._labels(GROUP)
+        alone = np.isnan(groups)
+        _, found = np.unique(np.stack([groups, self.levels])[:, ~alone], axis=1, return_inverse=True)
         numbers = np.arange(len(self)) + len(self)
         numbers[~alone] = found.reshape(-1)
         return numbers
