@@ -302,6 +302,10 @@ FAULTS = {
     "splits of a source": (lambda raw: raw["data"]["sources"][0].update(split={"file": "s.json"}),
                            r"sources\.0: split\.file belongs to a training on one source"),
     "nothing": (lambda raw: raw["data"].update(sources=[]), "at least one source"),
+    "capitals": (lambda raw: raw["data"]["sources"].append({"train": "c.xyz", "level": "b"}),
+                 "the levels 'B' and 'b' differ only in spelling"),
+    "spaces": (lambda raw: raw["data"]["sources"].append({"train": "c.xyz", "level": "B "}),
+               "the levels 'B' and 'B ' differ only in spelling"),
 }  # fmt: skip
 
 

@@ -530,6 +530,11 @@ class DataConfig(Section):
                 raise ValueError(f"{name}: belongs to each of data.sources")
         if self.level_of_theory != "not stated":
             raise ValueError("level_of_theory: each of data.sources has its level")
+        spelled: dict[str, str] = {}
+        for name in (source.level for source in self.sources):
+            other = spelled.setdefault(" ".join(name.casefold().split()), name)
+            if other != name:
+                raise ValueError(f"sources: the levels '{other}' and '{name}' differ only in spelling; give one name")
         shares = [source.share for source in self.sources if source.share is not None]
         all_given = len(shares) == len(self.sources)
         if sum(shares) > 1 + 1e-6 or (all_given and sum(shares) < 1 - 1e-6) or (not all_given and sum(shares) >= 1):
