@@ -122,6 +122,37 @@ def test_sdf_keeps_its_blocks_and_titles(small, tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("verb", [torchmdnet2.relax, torchmdnet2.score])
+def test_data_of_an_sdf_do_not_damage_extended_xyz(small, tmp_path, verb):
+    """Several lines of text, no text, or names with a meaning in extended XYZ, would make the file unreadable."""
+    names = "Lattice Properties pbc forces charges stress virial dipole magmom free_energy".split()
+    data = ["> <note>\none line\n9 lines\n\n", "> <note>\n\n", *(f"> <{name}>\n1.5\n\n" for name in names)]
+    (tmp_path / "in.sdf").write_text("".join(f"{_WATER}{one}$$$$\n" for one in data))
+    for suffix in (".xyz", ".h5"):
+        verb(small, tmp_path / "in.sdf", tmp_path / f"out{suffix}")
+    assert len(open_dataset(tmp_path / "out.h5")) == len(data)
+    found = read(tmp_path / "out.xyz", ":")
+    assert [atoms.info["record"] for atoms in found] == list(range(len(data)))
+    assert found[0].info["note"] == "one line 9 lines"
+    assert len({atoms.get_potential_energy() for atoms in found}) == 1
+    for atoms in found:
+        assert not atoms.pbc.any() and atoms.get_forces().shape == (3, 3)
+        assert not {"stress", "dipole", "magmom", "free_energy"} & {*atoms.calc.results}
+
+
+_WATER = """water
+  test
+
+  3  2  0  0  0  0  0  0  0  0999 V2000
+    0.0000    0.0000    0.1193 O   0  0
+    0.0000    0.7632   -0.4770 H   0  0
+    0.0000   -0.7632   -0.4770 H   0  0
+  1  2  1  0
+  1  3  1  0
+M  END
+"""
+
+
 @pytest.mark.parametrize("verb", ["relax", "score"])
 def test_failures_are_shown_and_a_run_of_failures_alone_is_an_error(tmp_path, capsys, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
@@ -406,11 +437,14 @@ def test_mistakes_of_calls_are_named(small):
         ({"fmax": "a"}, "fmax must be a positive number of eV/Å, such as 0.02, got 'a'"),
         ({"steps": "a"}, "steps must be at least 1, got 'a'; give a whole number"),
         ({"conformers": 2.5}, "conformers must be at least 1, got 2.5; give a whole number"),
+        ({"block": 0}, "block must be at least 1, got 0; give a whole number"),
         ({"seed": "a"}, "seed must be at least 0, got 'a'; give a whole number"),
         ({"ranking": Ranking()}, "ranking has no effect: .* give conformers too"),
     ):
         with pytest.raises(BadConfig, match=words):
             torchmdnet2.relax(small, [molecule("H2O")], **options)
+    with pytest.raises(BadConfig, match="block must be at least 1, got -1"):
+        torchmdnet2.score(small, [molecule("H2O")], block=-1)
     for options in ({"window": "a"}, {"rmsd": None}, {"most": "a"}):
         with pytest.raises(BadConfig, match="must be 0 or more, and the number to keep at least 1; got"):
             Ranking(**options)

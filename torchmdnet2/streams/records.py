@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAULTS", "PROPERTIES", "WRITERS", "Outcome", "Outcomes", "Part", "Record", "RecordFile", "Results",
-    "convert_to_hdf5", "csv_head", "csv_row", "is_hdf5", "require_writable",
+    "convert_to_hdf5", "csv_head", "csv_row", "is_hdf5", "require_writable", "xyz_entries",
 ]  # fmt: skip
 
 _Cut = Callable[[bytes], tuple[list[int], bool]]
@@ -465,13 +465,34 @@ def _properties(outcome: Outcome, atoms: Atoms) -> dict[str, Any]:
     return {"record": outcome.record.number, **atoms.info, **name}
 
 
+def xyz_entries(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return properties for the comment line of extended XYZ, which is a single line.
+
+    Text loses its line breaks. Left out are empty text, after which ASE reads the next entry as its value, and data of
+    the input whose names would be read as parts of the structure or as results.
+    """
+    one_line = {
+        name: " ".join(value.splitlines()) if isinstance(value, str) else value for name, value in properties.items()
+    }
+    return {
+        name: value
+        for name, value in one_line.items()
+        if name not in _NAMES_OF_XYZ and not (isinstance(value, str) and not value)
+    }
+
+
+_NAMES_OF_XYZ = frozenset(
+    ("Lattice", "Properties", "pbc", "forces", "charges", "stress", "virial", "dipole", "magmom", "free_energy")
+)
+
+
 def _write_xyz(outcome: Outcome) -> str:
     from ase.io import write
 
     text = io.StringIO()
     for atoms in outcome.structures:
         copy = atoms.copy()
-        copy.info = _properties(outcome, atoms)
+        copy.info = xyz_entries(_properties(outcome, atoms))
         write(text, copy, format="extxyz")
     return text.getvalue()
 

@@ -152,6 +152,8 @@ def relax(
         raise BadConfig("cell: conformers are molecules, which have no cell; leave out one of cell and conformers")
     if ranking is not None and conformers is None:
         raise BadConfig("ranking has no effect: it chooses among conformers, but none are made; give conformers too")
+    if block is not None:
+        _require_whole("block", block, 1)
     ranking = (ranking or Ranking()) if conformers is not None else None
     options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
     names = devices_for(devices, model, dask)
@@ -209,6 +211,8 @@ def score(
         MissingBackend: a package is not installed, as for `relax`.
         BadData: with an output: the input has no structures, or all of them fail.
     """
+    if block is not None:
+        _require_whole("block", block, 1)
     structures = _several(structures)
     source = _Source(structures, None, seed)
     source.require_cells(coulomb)

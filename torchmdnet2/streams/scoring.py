@@ -24,7 +24,7 @@ from ..md.guard import close_atoms
 from ..potential.potential import Result
 from ..system import System
 from .batches import BatchCapacity, BatchOptions, Worker, in_parts, novelty_of, opened, parts, reason, refusals
-from .records import WRITERS, Outcome, Record, Results, csv_row
+from .records import WRITERS, Outcome, Record, Results, csv_row, xyz_entries
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -254,7 +254,7 @@ class Block(Results):
         arrays = {name: value[atoms] for name, value in found.items() if value is not None}
         return extxyz_frames(
             self.numbers[atoms], self.sizes[chosen], self.cell[chosen], self.pbc[chosen], arrays,
-            (properties for _, properties in self._named()),
+            (xyz_entries(properties) for _, properties in self._named()),
         )  # fmt: skip
 
 
