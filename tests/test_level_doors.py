@@ -221,6 +221,27 @@ def test_what_is_said_of_levels(here, capsys):
     assert out.startswith(f"levels:\n- {A}\n- {B}\n")
 
 
+def test_evaluate_reads_labels_as_the_source_of_the_level(here, capsys):
+    """Names and units of a source replace those of `data`: energies in hartree were taken as eV."""
+    sources = [
+        {"level": A, "keys": None, "units": None},
+        {"level": B, "keys": {"energy": "E", "forces": None}, "units": {"energy": "hartree"}},
+    ]
+    data = {"keys": {"energy": "energy", "forces": "forces"}, "units": {"energy": "eV"}, "sources": sources}
+    save(load("m.tmn"), "trained.tmn", {"config": {"data": data}})
+    for level, name, unit in ((A, "energy", 1.0), (B, "E", 27.211386245988)):
+        atoms = ethanol()
+        atoms.info[name] = by_load("m.tmn", level) / unit
+        write("labelled.xyz", atoms)
+        if level == A:
+            atoms.arrays["forces"] = np.zeros((9, 3))
+            write("labelled.xyz", atoms)
+        code, out, message = run(capsys, "evaluate", "trained.tmn", "labelled.xyz", "--level", level, "--json")
+        assert code == 0, message
+        errors = json.loads(out)
+        assert errors["energy"]["mae"] < 1e-3 and ("forces" in errors) == (level == A)
+
+
 def test_calibration_keeps_all_levels(here, capsys):
     frames = [ethanol() for _ in range(60)]
     for k, atoms in enumerate(frames):

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, add_model, keeping, note, opening, output_file, refuse_idle
+from .common import (
+    Command,
+    add_device,
+    add_model,
+    data_of_training,
+    keeping,
+    note,
+    opening,
+    output_file,
+    refuse_idle,
+)
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -146,8 +156,7 @@ def _dataset(potential: Potential, paths: list[str], format: str | None) -> Data
     from ..data import open_dataset
     from ..errors import BadData
 
-    config = potential.metadata.get("config")
-    trained = (config.get("data") or {}) if isinstance(config, dict) else {}
+    trained = data_of_training(potential)
     keys = {
         k: v for k, v in (trained.get("keys") or {}).items() if k in ("charge", "spin", "numbers", "positions") and v
     }

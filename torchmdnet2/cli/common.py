@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 __all__ = [
     "Command", "Run", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_devices",
-    "add_model", "device_name", "frame_numbers", "keeping", "make_console", "names_options", "note", "opening",
-    "output_file", "output_prefix", "print_json", "print_table", "read_frames", "read_structure", "refuse_idle",
-    "refuse_other_charge", "split_index", "steady_streams",
+    "add_model", "data_of_training", "device_name", "frame_numbers", "keeping", "make_console", "names_options", "note",
+    "opening", "output_file", "output_prefix", "print_json", "print_table", "read_frames", "read_structure",
+    "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
 ]  # fmt: skip
 
 
@@ -189,6 +189,15 @@ def add_model(parser: argparse.ArgumentParser, more: str = "", nargs: str | None
     parser.add_argument("model", nargs=nargs, help=f".tmn file, or a name that `torchmdnet2 models` lists{more}")
     words = "level of theory, for a model that was trained on several (default: the first in `torchmdnet2 info`)"
     parser.add_argument("--level", metavar="NAME", help=words)
+
+
+def data_of_training(potential: Any) -> dict[str, Any]:
+    """Return the section `data` of the training of a potential, as plain data; keys and units are those of the first
+    source of its level of theory. Empty if its file states none."""
+    config = potential.metadata.get("config")
+    data = (config.get("data") or {}) if isinstance(config, dict) else {}  # metadata may hold anything
+    own = [source for source in data.get("sources") or [] if source["level"] == potential.level_of_theory]
+    return {**data, **{name: own[0][name] for name in ("keys", "units") if own and own[0].get(name)}}
 
 
 def opening(options: argparse.Namespace, models: Sequence[str], quiet: bool = False) -> dict[str, Any]:

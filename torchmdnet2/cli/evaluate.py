@@ -14,6 +14,7 @@ from .common import (
     add_coulomb,
     add_devices,
     add_model,
+    data_of_training,
     frame_numbers,
     keeping,
     make_console,
@@ -101,8 +102,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         options.dtype = "float64"
     settings = opening(options, models)
     potential, *others = members_of(models, **settings)
-    config = potential.metadata.get("config")
-    trained = (config.get("data") or {}) if isinstance(config, dict) else {}  # metadata may hold anything
+    trained = data_of_training(potential)
     keys = _keys(options, trained.get("keys") or {"energy": "energy", "forces": "forces"})
     units = {**(trained.get("units") or {}), **_given(options, "unit")}
     shapes = predicted_shapes(potential)
