@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -257,6 +258,31 @@ def test_an_interruption_says_that_the_same_command_continues(folder, capsys, mo
     monkeypatch.setattr(evaluating.Evaluated, "add", stop)
     assert main(["evaluate", "m.tmn", "data.xyz", "--output", "out.xyz"]) == 130
     assert "interrupted: the same command continues after 64 frames" in capsys.readouterr().err
+
+
+def test_brackets_in_names_are_shown_as_they_are(folder, capsys, monkeypatch, small_blocks):
+    add, blocks = evaluating.Evaluated.add, iter("ab")
+
+    def stop(self, block):
+        if next(blocks, None) is None:
+            raise KeyboardInterrupt
+        add(self, block)
+
+    os.mkdir("out[")
+    command = ["evaluate", "m.tmn", "data.xyz", "--output", "out[/b].xyz"]  # [/b] ends a style of rich
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluating.Evaluated, "add", stop)
+        assert main(command) == 130
+    assert main(command) == 0
+    assert "out[/b].xyz: continues after 64 frames" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("verb", ["evaluate", "relax"])
+def test_a_pipe_is_refused_as_one(folder, capsys, verb):
+    os.mkfifo("pipe.xyz")
+    assert main([verb, "m.tmn", "pipe.xyz", *(["out.xyz"] if verb == "relax" else [])]) == 1
+    assert "pipe.xyz is a pipe or a device" in capsys.readouterr().err
 
 
 def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_blocks):

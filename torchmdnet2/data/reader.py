@@ -530,6 +530,8 @@ def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) ->
                     f"{path} is a folder; name the files in it, as in '{Path(path) / '*.xyz'}', or give the format of "
                     f"the folder{_guess(path)}"
                 )
+            if Path(path).exists():
+                raise BadData(f"{path} is a pipe or a device, which cannot be read several times: give a file")
             folder = Path(path).parent
             near = did_you_mean(Path(path).name, [p.name for p in folder.iterdir()] if folder.is_dir() else [])
             raise FileNotFoundError(f"there is no data file {path}{near}")

@@ -641,7 +641,8 @@ def evaluate_stream(
             if journal.kept:
                 found.resume(journal.kept)
                 if console is not None:
-                    console.print(f"{output}: continues after {found.read} frames", highlight=False, soft_wrap=True)
+                    words = f"{output}: continues after {found.read} frames"
+                    console.print(words, highlight=False, markup=False, soft_wrap=True)
             with journal.writing("frames", lambda: not source.refused):
                 for block in run():
                     spreads = (json.dumps(row, default=np.ndarray.tolist) for row in block.spread)

@@ -217,13 +217,15 @@ class RecordFile:
 
     Raises:
         FileNotFoundError, IsADirectoryError: the file does not exist, or is a folder.
-        BadData: it is compressed and not called so, or text in UTF-16.
+        BadData: it is a pipe, or compressed and not called so, or text in UTF-16.
     """
 
     def __init__(self, path: str):
         self.path = path
         if Path(path).is_dir():
             raise IsADirectoryError(f"{path} is a folder: give a file")
+        if Path(path).exists() and not Path(path).is_file():
+            raise BadData(f"{path} is a pipe or a device, which cannot be read twice, as after a restart: give a file")
         if not Path(path).is_file():
             whole = path.rpartition("@")[0]
             hint = f"; {whole} is read as a whole, without @" if whole and Path(whole).is_file() else ""
