@@ -332,6 +332,18 @@ def test_other_choices_run(raw_config, schedule):
     assert checkpoint.load(path).dtype == torch.float64
 
 
+def test_a_training_that_stops_early_says_so(raw_config):
+    """The steps are far too large."""
+    raw_config["training"].update(
+        early_stopping_patience=1, max_epochs=20, lr=1.0, lr_schedule="constant", warmup_steps=4, ema_decay=0.0
+    )
+    path = run_training(parse_config(raw_config))
+    text = (path.parent / "log.txt").read_text()
+    best = checkpoint.load(path).metadata["training"]["best_epoch"]
+    assert f"stopped early, at training.early_stopping_patience; best epoch: {best}\n" in text
+    assert "epoch 20/20" not in text
+
+
 def test_what_would_fail_later_fails_before_training(raw_config, tmp_path):
     from ase.io import write
 

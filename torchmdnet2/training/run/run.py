@@ -148,6 +148,8 @@ def _run(
         trackers = open_trackers(config, folder, trainer.history)
         try:
             _train(setup, trainer, folder, log, trackers, devices, started)
+            if trainer.best.stop and trainer.epoch < config.training.max_epochs:
+                log.say(f"stopped early, at training.early_stopping_patience; best epoch: {trainer.best.epoch + 1}")
             errors = finish(setup, trainer, folder, log)
         finally:
             for tracker in trackers:
