@@ -23,12 +23,13 @@ from torchmdnet2.potential.potential import SYMBOLS, Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting import report
+from torchmdnet2.training.reporting.log import TrainingLog
 from torchmdnet2.training.reporting.report import model_card
 from torchmdnet2.training.run.ensemble import run_members
 from torchmdnet2.training.run.notes import data_notes
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
-from torchmdnet2.training.run.start import make_trainer
+from torchmdnet2.training.run.start import make_trainer, run_check
 from torchmdnet2.training.run.subsets import _with_shares
 from torchmdnet2.training.steps.batches import training_batches
 from torchmdnet2.training.steps.distributed import Devices
@@ -346,6 +347,14 @@ def test_a_file_of_a_source_is_not_replaced(two, tmp_path):
     with pytest.raises(BadConfig, match=r"data\.sources\.1\.train: .*outliers\.xyz is in output\.folder"):
         run_training(parse_config(two))
     assert worst.read_bytes() == content
+
+
+def test_check_prints_the_reference_energies_of_each_level(two, capsys):
+    run_check(parse_config(two), TrainingLog(None))
+    text = capsys.readouterr().out
+    found = dict(part.split(" (eV): ") for part in text.split("reference energies of ")[1:])
+    carbon = {level: float(table.split("C ")[1].split(",")[0]) for level, table in found.items()}
+    assert set(found) == {"A/TZ(1.0)", "B"} and carbon["B"] - carbon["A/TZ(1.0)"] == pytest.approx(5.0, abs=1.0)
 
 
 def test_ensembles_of_several_levels_are_refused(two):

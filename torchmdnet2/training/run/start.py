@@ -168,10 +168,12 @@ def run_check(config: Config, log: TrainingLog) -> None:
         total = len(setup.frames["train"])
         counts = [f"{property_of(name)} in {count} of {total}" for name, count in setup.labelled.items()]
         log.say(f"labels of training frames: {', '.join(counts)}")
-        for prior in setup.potential.config["priors"]:
-            if prior["name"] == "atomref" and prior["energies"]:
-                table = ", ".join(f"{SYMBOLS[int(z)]} {energy:.3f}" for z, energy in prior["energies"].items())
-                log.say(f"reference energies (eV): {table}")
+        for level in setup.potential.level_names or [""]:
+            potential = setup.potential.at_level(level) if level else setup.potential
+            for prior in potential.config["priors"]:
+                if prior["name"] == "atomref" and prior["energies"]:
+                    table = ", ".join(f"{SYMBOLS[int(z)]} {energy:.3f}" for z, energy in prior["energies"].items())
+                    log.say(f"reference energies{f' of {level}' if level else ''} (eV): {table}")
         atoms, edges = facts["atoms"], facts["edges"]
         per_atom = sum(edges) / max(1, sum(atoms))
         log.say(f"atoms per frame: {min(atoms)} to {max(atoms)}; neighbors within the cutoff: {per_atom:.1f} per atom")
