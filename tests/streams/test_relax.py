@@ -271,3 +271,24 @@ def test_scores_state_the_charge_that_charges_of_atoms_state(small):
     atoms.set_initial_charges([-1, 0])
     found = torchmdnet2.score(small, [atoms])[0].structures[0]
     assert found.info["charge"] == -1
+
+
+def test_conformers_with_a_ring_turned_over_are_the_same():
+    """The single and double bonds of an aromatic ring do not tell its two sides apart."""
+    chem = pytest.importorskip("rdkit.Chem")
+    from rdkit.Chem import AllChem
+
+    mol = chem.AddHs(chem.MolFromSmiles("OC(C)c1ccccc1"))
+    AllChem.EmbedMolecule(mol, randomSeed=1)
+    first = Atoms([a.GetSymbol() for a in mol.GetAtoms()], mol.GetConformer().GetPositions())
+    first.info.update(energy=0.0, bonds_changed=0, converged=True)
+    turned = first.copy()
+    ring = [3, 4, 5, 6, 7, 8]
+    pairs = {ring[k]: ring[-k % 6] for k in range(6)}
+    hydrogen = {k: mol.GetAtomWithIdx(k).GetNeighbors()[-1].GetIdx() for k in ring[1:]}
+    for one, other in list(pairs.items()):
+        if one in hydrogen:
+            pairs[hydrogen[one]] = hydrogen[other]
+    for one, other in pairs.items():
+        turned.positions[one] = first.positions[other]
+    assert len(torchmdnet2.streams.Ranking()([first, turned], chem.MolToMolBlock(mol))) == 1

@@ -156,6 +156,7 @@ class Ranking:
         kept: list[Atoms] = []
         molecules: list[Any] = []
         template = chem.MolFromMolBlock(molfile, removeHs=False, sanitize=False)
+        chem.SanitizeMol(template, catchErrors=True)  # aromatic bonds: a ring that is turned over is the same
         for atoms in sorted(structures, key=place):
             above = atoms.info["energy"] - kept[0].info["energy"] if kept else 0.0
             if above > self.window or len(kept) == self.most:
