@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from torchmdnet2.data import ConcatDataset, InMemoryDataset, make_splits, read_splits, splits_entry
@@ -143,3 +144,19 @@ def test_files_of_something_else(tmp_path, data, content):
 def test_a_file_that_is_not_there(tmp_path, data):
     with pytest.raises(FileNotFoundError, match="there is no file of splits at"):
         read_splits(tmp_path / "s.json", data, FILES)
+
+
+def test_groups_stay_whole():
+    """In a random order, with sizes near those that are asked for; the same without the names of the groups."""
+    groups = np.repeat([7, 3, 9, 1, 4, 8, 2, 6, 5, 0], [10, 30, 20, 10, 40, 10, 30, 20, 10, 20])
+    shuffled = np.random.default_rng(1).permutation(groups)
+    parts = make_splits(200, None, 0.2, 0.1, seed=4, groups=shuffled)
+    assert sorted(k for part in parts.values() for k in part) == list(range(200))
+    inside = [set(shuffled[part].tolist()) for part in parts.values()]
+    assert not inside[0] & inside[1] and not inside[0] & inside[2] and not inside[1] & inside[2]
+    assert abs(len(parts["validation"]) - 40) <= 30 and 0 < len(parts["test"]) <= 40
+    assert parts != make_splits(200, None, 0.2, 0.1, seed=5, groups=shuffled)
+    alone = make_splits(200, None, 0.2, 0.1, seed=4, groups=np.arange(200))
+    assert [len(part) for part in alone.values()] == [140, 40, 20]
+    for few in (np.zeros(200, dtype=int), np.repeat([0, 1], 100)):  # frames are divided
+        assert make_splits(200, None, 0.2, 0.1, seed=4, groups=few) == make_splits(200, None, 0.2, 0.1, seed=4)

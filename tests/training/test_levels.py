@@ -445,6 +445,22 @@ def test_relative_energies_need_groups_of_two(two, tmp_path):
     assert note.startswith("no two validation frames are of one group: the validation loss has no relative energies")
 
 
+@pytest.mark.parametrize("sizes", [[4] * 9, [18, 18]])
+def test_a_random_split_keeps_groups(two, tmp_path, sizes):
+    """If there are enough of them; else a note says that it does not."""
+    _scans(tmp_path / "scans.xyz", sizes)
+    raw = _of_scans(two, tmp_path / "scans.xyz", tmp_path / "scans.xyz")
+    raw["data"] |= {"validation": None, "split": {"validation": 8, "test": 4}}
+    setup = make_setup(parse_config(raw))
+    entries = [set(frames.group_entries.tolist()) for frames in setup.frames.values()]
+    notes = [note for note in data_notes(setup, 1000) if "too few groups" in note]
+    if len(sizes) > 2:
+        assert [len(frames) for frames in setup.frames.values()] == [24, 8, 4] and not notes
+        assert not entries[0] & entries[1] and not entries[0] & entries[2] and not entries[1] & entries[2]
+    else:
+        assert len(notes) == 2 and notes[0].startswith("2 groups of validation frames have training frames")
+
+
 def _lists(batch):
     from torchmdnet2.neighbors.pairs import PairLists
 

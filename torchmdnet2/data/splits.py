@@ -36,6 +36,7 @@ def make_splits(
     validation: int | float | None,
     test: int | float | None,
     seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> dict[str, list[int]]:
     """Divide frames at random; the result depends on the arguments only.
 
@@ -45,6 +46,8 @@ def make_splits(
         validation: likewise; at most one of the three is None.
         test: likewise.
         seed: seed of the random order.
+        groups: [num_frames] number of the group of each frame. A group is in one subset, whose size is the nearest
+            possible; if there are too few groups for that, frames are divided as without. None: there are no groups.
 
     Returns:
         Subset -> indices, ascending; no frame is in two subsets. If three fractions add up to 1, frames lost by
@@ -70,9 +73,23 @@ def make_splits(
         counts["train"] += left
     if counts["train"] < 1:
         raise ValueError(f"no frame of {num_frames} is left to train on with {asked}: leave some to train")
-    order = np.random.default_rng(seed).permutation(num_frames)
     ends = np.cumsum([counts[name] for name in sizes])
+    whole = None if groups is None else _of_whole_groups(groups, ends, seed)
+    order, ends = (np.random.default_rng(seed).permutation(num_frames), ends) if whole is None else whole
     return {name: np.sort(part).tolist() for name, part in zip(sizes, np.split(order, ends), strict=False)}
+
+
+def _of_whole_groups(groups: np.ndarray, ends: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return frames in a random order of their groups, and ends of subsets at the nearest ends of groups; None if a
+    subset would lose all its frames."""
+    _, number, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    shuffled = np.random.default_rng(seed).permutation(len(sizes))
+    place = np.empty(len(sizes), dtype=np.int64)
+    place[shuffled] = np.arange(len(sizes))
+    edges = np.concatenate([[0], np.cumsum(sizes[shuffled])])
+    moved = edges[np.abs(edges[:, None] - ends).argmin(0)]
+    lost = (np.diff(moved, prepend=0) == 0) & (np.diff(ends, prepend=0) > 0)
+    return None if lost.any() else (np.argsort(place[number.reshape(-1)], kind="stable"), moved)
 
 
 def splits_entry(dataset: Dataset, indices: Sequence[int], files: Sequence[str]) -> dict[str, Any]:

@@ -113,14 +113,21 @@ def _repetitions(setup: Setup) -> Iterator[str]:
 
 
 def _groups(setup: Setup) -> Iterator[str]:
-    """Yield a note about relative energies that are trained and not validated."""
-    frames = setup.frames.get("validation")
-    trained = setup.config.training.loss.relative_energy > 0 and setup.frames["train"].has_groups
+    """Yield notes about relative energies that are trained and not validated, and about groups that are divided."""
+    train, frames = setup.frames["train"], setup.frames.get("validation")
+    trained = setup.config.training.loss.relative_energy > 0 and train.has_groups
     if trained and frames is not None and not frames.has_groups:
         yield (
-            "no two validation frames are of one group: the validation loss has no relative energies. A random "
-            "split divides groups; data.validation names a file of whole ones"
+            "no two validation frames are of one group: the validation loss has no relative energies; "
+            "data.validation names a file of whole groups"
         )
+    for name, other in setup.frames.items():
+        split = name != "train" and other.data is train.data
+        if split and (count := int(np.isin(np.unique(other.group_entries), train.group_entries).sum())):
+            yield (
+                f"{count} groups of {name} frames have training frames, too, because there are too few groups to split "
+                "them: errors say little about other groups"
+            )
 
 
 def _standing_out(setup: Setup) -> Iterator[str]:

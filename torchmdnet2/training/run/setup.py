@@ -50,7 +50,7 @@ from .subsets import (
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
 
-_ALONE = ". No two are of one group: a random split divides groups, data.validation names a file of whole ones"
+_ALONE = ". No two are of one group: data.validation names a file of whole groups"
 
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 

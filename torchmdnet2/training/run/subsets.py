@@ -105,7 +105,8 @@ def open_subsets(config: DataConfig, keys: dict[str, str], units: dict[str, str]
     main = opened(config.train) if config.train is not None else published()
     subsets: dict[str, tuple[Dataset, list[int]]] = {}
     own = {name: getattr(config, name) for name in SUBSETS[1:] if getattr(config, name) is not None}
-    divided = _read_split(config, main) if config.split.file else _divide(config, len(main), set(own))
+    groups = _groups_of(main) if GROUP in keys and not config.split.file else None
+    divided = _read_split(config, main) if config.split.file else _divide(config, len(main), set(own), groups)
     for name in SUBSETS:
         if name in own:
             dataset = published(subsets=named[name]) if named[name] else opened(own[name])
@@ -146,9 +147,17 @@ def _named(config: DataConfig, subset: str) -> list[str]:
     return known
 
 
-def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
-    """Return random indices of each subset without separate files; they depend on the seed and the number of frames
-    only."""
+def _groups_of(dataset: Dataset) -> np.ndarray:
+    """Return the number of the group of each frame; frames without a group are alone in theirs."""
+    parts = [dataset.batch(part).labels[GROUP].numpy() for part in in_order(len(dataset), _AT_ONCE)]
+    labels = np.concatenate([np.zeros(0), *parts])
+    _, groups = np.unique(labels, return_inverse=True)
+    return np.where(np.isnan(labels), len(labels) + np.arange(len(labels)), groups.reshape(-1))
+
+
+def _divide(config: DataConfig, total: int, own: set[str], groups: np.ndarray | None) -> dict[str, list[int]]:
+    """Return random indices of each subset without separate files; they depend on the seed, the number of frames and
+    their groups only."""
     split = config.split
     validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
     try:
@@ -157,7 +166,7 @@ def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int
             if split.train is not None:
                 left = len(make_splits(total, split.train, validation, None)["test"])
                 test = left if left < int(TEST_SHARE * total) else TEST_SHARE
-        return make_splits(total, split.train, validation, test, split.seed)
+        return make_splits(total, split.train, validation, test, split.seed, groups)
     except ValueError as error:
         raise BadConfig(f"data.split: {error}") from error
 

@@ -169,12 +169,17 @@ class Frames(TorchDataset):
     def means(self) -> np.ndarray:
         """As `groups`, and repetitions of a group have one number: in a batch of several, the loss takes their mean
         together."""
-        groups = self._labels(GROUP)
+        groups = self.group_entries
         alone = np.isnan(groups)
         _, found = np.unique(np.stack([groups, self.levels])[:, ~alone], axis=1, return_inverse=True)
         numbers = np.arange(len(self)) + len(self)
         numbers[~alone] = found.reshape(-1)
         return numbers
+
+    @cached_property
+    def group_entries(self) -> np.ndarray:
+        """What the data say of the group of each frame, as a number, [len(self)]; NaN where nothing."""
+        return self._labels(GROUP)
 
     @property
     def has_groups(self) -> bool:
