@@ -200,6 +200,7 @@ def test_scores_are_those_of_the_potential(small, tmp_path, suffix):
         head, *rows = (tmp_path / "out.csv").read_text().splitlines()
         rows = [dict(zip(head.split(","), row.split(","), strict=True)) for row in rows]
         assert [int(row["record"]) for row in rows] == good
+        assert [float(row["charge"]) for row in rows] == [float(s.info.get("charge", 0)) for s in starts]
         energies = [float(row["energy"]) for row in rows]
     else:
         found = read(tmp_path / "out.xyz", ":")

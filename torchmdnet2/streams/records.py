@@ -500,9 +500,10 @@ def _write_xyz(outcome: Outcome) -> str:
 
 
 def csv_row(properties: Mapping[str, Any]) -> str:
-    """Return a line of a table, with the properties in `csv_head`."""
+    """Return a line of a table, with the properties in `csv_head`; a structure without a stated charge has 0."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow([properties.get(name, "") for name in _CSV_COLUMNS])
+    known = {"charge": 0, **properties}
+    csv.writer(text, lineterminator="\n").writerow([known.get(name, "") for name in _CSV_COLUMNS])
     return text.getvalue()
 
 
