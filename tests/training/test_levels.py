@@ -71,6 +71,15 @@ def trainer_of(raw, packed=False):
     return trainer
 
 
+def after_an_epoch(trainer):
+    """Weights after the steps of an epoch, and errors of training and validation."""
+    for _ in trainer.steps(training_batches(trainer.train, trainer.config, 0)):
+        trainer.step_count += 1
+    if trainer.packed is not None:
+        trainer.packed.check()
+    return trainer.potential.state_dict(), trainer.sums.row("train") | trainer.validate().row("validation")
+
+
 def test_a_training_and_what_it_leaves(two, tmp_path):
     """The file lists its levels, a level is an ordinary model, and errors are stated by level."""
     path = run_training(parse_config(two))
@@ -166,15 +175,7 @@ def test_a_report_shows_each_level(two, tmp_path, monkeypatch, second):
 def test_packed_steps_are_the_same(two, settings):
     """Read-outs and scales by level, in float64; the optimizer divides by small gradients, which enlarges rounding."""
     two["levels"] = {"B": settings}
-    found = []
-    for packed in (False, True):
-        trainer = trainer_of(two, packed)
-        for _ in trainer.steps(training_batches(trainer.train, trainer.config, 0)):
-            trainer.step_count += 1
-        if packed:
-            trainer.packed.check()
-        found.append((trainer.potential.state_dict(), trainer.sums.row("train") | trainer.validate().row("validation")))
-    (plain, rows), (weights, same) = found
+    (plain, rows), (weights, same) = (after_an_epoch(trainer_of(two, packed)) for packed in (False, True))
     assert max(float((value - weights[name]).abs().max()) for name, value in plain.items()) < 1e-8
     assert same == pytest.approx(rows, rel=1e-8)
 
@@ -188,20 +189,12 @@ def test_packed_relative_energies_are_the_same(two, tmp_path):
         write(tmp_path / f"{name}.xyz", frames, format="extxyz")
     two["data"]["keys"] = {"energy": "energy", "forces": "forces", "group": "scan"}
     two["training"]["loss"] = {"energy": 0.1, "forces": 1, "relative_energy": 2}
-    found = []
-    for packed in (False, True):
-        trainer = trainer_of(two, packed)
-        frames = trainer.train
-        if not packed:  # frames of B are repeated: each repetition of a group is a group
-            whole = [frames.indices[frames.groups == group].tolist() for group in np.unique(frames.groups)]
-            assert all(len(set(group)) == len(group) <= 3 for group in whole)
-            assert len(whole) > len(set(map(tuple, whole)))
-        for _ in trainer.steps(training_batches(frames, trainer.config, 0)):
-            trainer.step_count += 1
-        if packed:
-            trainer.packed.check()
-        found.append((trainer.potential.state_dict(), trainer.sums.row("train") | trainer.validate().row("validation")))
-    (plain, rows), (weights, same) = found
+    trainers = [trainer_of(two, packed) for packed in (False, True)]
+    frames = trainers[0].train  # those of B are repeated: each repetition of a group is a group
+    whole = [frames.indices[frames.groups == group].tolist() for group in np.unique(frames.groups)]
+    assert all(len(set(group)) == len(group) <= 3 for group in whole)
+    assert len(whole) > len(set(map(tuple, whole)))
+    (plain, rows), (weights, same) = map(after_an_epoch, trainers)
     assert max(float((value - weights[name]).abs().max()) for name, value in plain.items()) < 1e-8
     assert rows["train_relative_energy_mae"] > 0 and same == pytest.approx(rows, rel=1e-8, nan_ok=True)
 

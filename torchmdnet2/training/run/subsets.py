@@ -22,7 +22,7 @@ from ...errors import BadConfig, BadData
 from ...registry import did_you_mean
 from ...system import System
 from ..config.sections import LOSS_WEIGHT, DataConfig, KeysConfig, SourceConfig
-from ..steps.batches import Frames, in_order
+from ..steps.batches import Frames, frame_labels, in_order
 
 __all__ = [
     "SUBSETS", "Subsets", "file_digests", "files_of", "joined", "labels_of", "open_subsets", "periodic_heights",
@@ -149,8 +149,7 @@ def _named(config: DataConfig, subset: str) -> list[str]:
 
 def _groups_of(dataset: Dataset) -> np.ndarray:
     """Return the number of the group of each frame; frames without a group are alone in theirs."""
-    parts = [dataset.batch(part).labels[GROUP].numpy() for part in in_order(len(dataset), _AT_ONCE)]
-    labels = np.concatenate([np.zeros(0), *parts])
+    labels = frame_labels(dataset, np.arange(len(dataset)), GROUP)
     _, groups = np.unique(labels, return_inverse=True)
     return np.where(np.isnan(labels), len(labels) + np.arange(len(labels)), groups.reshape(-1))
 

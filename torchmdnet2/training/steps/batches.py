@@ -25,8 +25,8 @@ from ...system import System
 from ..config.config import TrainingConfig
 
 __all__ = [
-    "Batch", "BatchMessage", "Frames", "Loader", "epoch_order", "in_order", "measured_batches", "most_frames",
-    "require_known", "training_batches", "trains_groups",
+    "Batch", "BatchMessage", "Frames", "Loader", "epoch_order", "frame_labels", "in_order", "measured_batches",
+    "most_frames", "require_known", "training_batches", "trains_groups",
 ]  # fmt: skip
 
 
@@ -152,7 +152,7 @@ class Frames(TorchDataset):
     @cached_property
     def levels(self) -> np.ndarray:
         """Index of the level of theory of each frame in the list of their names, [len(self)]; 0 without levels."""
-        return np.nan_to_num(self._labels(LEVEL)).astype(np.int64)
+        return np.nan_to_num(frame_labels(self.data, self.indices, LEVEL)).astype(np.int64)
 
     @cached_property
     def groups(self) -> np.ndarray:
@@ -162,11 +162,11 @@ class Frames(TorchDataset):
         first = np.searchsorted(self.indices[order], self.indices[order])
         repetition = np.empty(len(self), dtype=np.int64)
         repetition[order] = np.arange(len(self)) - first
-        _, numbers = np.unique(np.stack([self.means, repetition]), axis=1, return_inverse=True)
+        _, numbers = np.unique(np.stack([self.loss_groups, repetition]), axis=1, return_inverse=True)
         return numbers.reshape(-1)
 
     @cached_property
-    def means(self) -> np.ndarray:
+    def loss_groups(self) -> np.ndarray:
         """As `groups`, and repetitions of a group have one number: in a batch of several, the loss takes their mean
         together."""
         groups = self.group_entries
@@ -179,20 +179,12 @@ class Frames(TorchDataset):
     @cached_property
     def group_entries(self) -> np.ndarray:
         """What the data say of the group of each frame, as a number, [len(self)]; NaN where nothing."""
-        return self._labels(GROUP)
+        return frame_labels(self.data, self.indices, GROUP)
 
     @property
     def has_groups(self) -> bool:
         """Whether any two frames are of one group."""
         return len(np.unique(self.groups)) < len(self)
-
-    def _labels(self, name: str) -> np.ndarray:
-        """Return a label of each frame, [len(self)]; NaN where there is none."""
-        parts = []
-        for part in in_order(len(self), 1024):
-            labels = self.data.batch(self.indices[part]).labels
-            parts.append(labels[name].numpy() if name in labels else np.full(len(part), np.nan))
-        return np.concatenate([np.zeros(0), *parts])
 
     def of(self, chosen: np.ndarray) -> Frames:
         """Return a selection of the frames.
@@ -205,6 +197,15 @@ class Frames(TorchDataset):
     def name(self, item: int) -> str:
         """Return the source of the frame at a position, for messages."""
         return self.data.name(int(self.indices[item]))
+
+
+def frame_labels(data: Dataset, indices: np.ndarray, name: str) -> np.ndarray:
+    """Return a label of each of these frames, [len(indices)]; NaN where there is none."""
+    parts = []
+    for part in in_order(len(indices), 1024):
+        labels = data.batch(indices[part]).labels
+        parts.append(labels[name].numpy() if name in labels else np.full(len(part), np.nan))
+    return np.concatenate([np.zeros(0), *parts])
 
 
 def require_known(potential: Potential, frames: Frames, items: Sequence[int]) -> None:

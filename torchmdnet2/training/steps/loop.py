@@ -324,7 +324,7 @@ class PackedLoop:
             store = pack(trainer.validation, trainer.potential, stress, config.loss, labels)
             most = max(map(len, measured_batches(trainer.validation, config)))
             self.measure = self._replayed(store, most, self.errors)
-        self._groups = [None if part is None or not trains_groups(config) else part.means
+        self._groups = [None if part is None or not trains_groups(config) else part.loss_groups
                         for part in (trainer.train, trainer.validation)]  # fmt: skip
         self.devices.at_end(self.forget_graphs)
         self._since: list[Sequence[int]] = []  # batches since the last check
