@@ -247,7 +247,7 @@ def test_an_end_by_the_system_is_told_without_a_traceback(folder, capsys, monkey
     assert capsys.readouterr().err.startswith(f"torchmdnet2 evaluate: {words}")
 
 
-def test_an_interruption_says_that_the_same_command_continues(folder, capsys, monkeypatch, small_blocks):
+def interrupt_after_two_blocks(monkeypatch):
     add, blocks = evaluating.Evaluated.add, iter("ab")
 
     def stop(self, block):
@@ -256,22 +256,19 @@ def test_an_interruption_says_that_the_same_command_continues(folder, capsys, mo
         add(self, block)
 
     monkeypatch.setattr(evaluating.Evaluated, "add", stop)
+
+
+def test_an_interruption_says_that_the_same_command_continues(folder, capsys, monkeypatch, small_blocks):
+    interrupt_after_two_blocks(monkeypatch)
     assert main(["evaluate", "m.tmn", "data.xyz", "--output", "out.xyz"]) == 130
     assert "interrupted: the same command continues after 64 frames" in capsys.readouterr().err
 
 
 def test_brackets_in_names_are_shown_as_they_are(folder, capsys, monkeypatch, small_blocks):
-    add, blocks = evaluating.Evaluated.add, iter("ab")
-
-    def stop(self, block):
-        if next(blocks, None) is None:
-            raise KeyboardInterrupt
-        add(self, block)
-
     os.mkdir("out[")
     command = ["evaluate", "m.tmn", "data.xyz", "--output", "out[/b].xyz"]  # [/b] ends a style of rich
     with monkeypatch.context() as patch:
-        patch.setattr(evaluating.Evaluated, "add", stop)
+        interrupt_after_two_blocks(patch)
         assert main(command) == 130
     assert main(command) == 0
     assert "out[/b].xyz: continues after 64 frames" in capsys.readouterr().err
