@@ -1,8 +1,8 @@
 """Torsion scans for `organic-large`: AIMNet2's network, trained further on energies along torsions, see large.yaml.
 
     python scripts/organic/large.py pack MLFF_test_data/TorsionTest2000 torsions.npz
-    python scripts/organic/large.py frames torsions.npz work/scans --model aimnet2
-    python scripts/organic/label.py work/geometries work/labels --model aimnet2
+    python scripts/organic/distil.py scans torsions.npz work/scans --model m0.tmn,m1.tmn --start m0.tmn,m1.tmn
+    python scripts/organic/label.py work/geometries work/labels --model m0.tmn,m1.tmn
     torchmdnet2 train scripts/organic/large.yaml
     python scripts/organic/large.py errors torsions.npz work/large/best.tmn aimnet2 --subset test
 
@@ -11,15 +11,11 @@ structure, `z` and `pos_half_milliangstrom` (Å · 2000, int16) of all atoms, an
 of github.com/leifjacobson/MLFF_test_data (MIT licence, © 2025 Leif Jacobson) has ωB97X-D3BJ/def2-TZVPD energies of
 2,109 scans of 24 structures; `pack` makes torsions.npz of its JSON files. All scans of a molecule, its stereoisomers
 included, are in one subset.
-
-`frames` writes SUBSET.xyz. Energies of a scan are relative: their mean becomes that of the model, so that they and the
-model's own labels have one level.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +24,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from ase import Atoms
 from ase.data import atomic_numbers
-from ase.io import write
 from ase.units import kcal, mol
 from shards import SUBSETS, seed_of
 
@@ -142,23 +136,6 @@ def energies_of(evaluator: Evaluator, scan: Scan, device: str) -> np.ndarray:
         raise SystemExit(f"scan {scan.number}, {scan.smiles}: {error}") from None
 
 
-def frames(options: argparse.Namespace) -> None:
-    """Write the scans of each subset as extxyz, with the mean energies of a model."""
-    evaluator = evaluator_of(options.model, options.device)
-    found: dict[str, list[Atoms]] = {subset: [] for subset in SUBSETS}
-    for scan in read_scans(options.scans):
-        shift = float(np.mean(energies_of(evaluator, scan, options.device) - scan.energies))
-        for positions, energy in zip(scan.positions, scan.energies + shift, strict=True):
-            info = {"energy": energy, "charge": scan.charge, "scan": f"scan-{scan.number}"}
-            found[subset_of(scan.smiles)].append(Atoms(scan.z, positions, info=info))
-    options.output.mkdir(parents=True, exist_ok=True)
-    for subset, images in found.items():
-        text = io.StringIO()
-        write(text, images, format="extxyz")
-        atomic_write(options.output / f"{subset}.xyz", text.getvalue())
-        print(f"{subset}: {len(images)} structures")
-
-
 def errors_of(evaluators: list[Evaluator], scan: Scan, device: str) -> tuple[float, float]:
     """Errors of a scan by the mean of the evaluators' energies, in kcal/mol: mean |ΔE − ΔE_ref| relative to the
     reference's lowest point, and that of highest − lowest energy."""
@@ -197,20 +174,15 @@ def main() -> None:
     zero.add_argument("folder", type=Path, help="folder of the JSON files, such as MLFF_test_data/TorsionTest2000")
     zero.add_argument("output", type=Path, help="torsions.npz")
     zero.add_argument("--method", default="wB97X-D3BJ/def2-TZVPD", help="of the energies, as the files name it")
-    one = verbs.add_parser("frames", help=frames.__doc__)
-    one.add_argument("scans", type=Path, help="torsions.npz")
-    one.add_argument("output", type=Path, help="folder")
-    one.add_argument("--model", default="aimnet2", help="gives the mean energy of each scan")
     other = verbs.add_parser("errors", help=errors.__doc__)
     other.add_argument("scans", type=Path, help="torsions.npz")
     other.add_argument("models", nargs="+", help=".tmn files or names; several with commas: their mean")
     other.add_argument("--subset", choices=SUBSETS, default="validation", help="choose models on validation")
     other.add_argument("--every", type=int, default=1, help="take every n-th scan")
     other.add_argument("--json", type=Path)
-    for verb in (one, other):
-        verb.add_argument("--device", default="cpu")
+    other.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    {"pack": pack, "frames": frames, "errors": errors}[options.verb](options)
+    {"pack": pack, "errors": errors}[options.verb](options)
 
 
 if __name__ == "__main__":

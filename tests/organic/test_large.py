@@ -1,4 +1,4 @@
-"""scripts/organic/large.py: torsion scans, their subsets, the frames made of them, and errors of models on them."""
+"""scripts/organic/large.py: torsion scans, their subsets, and errors of models on them; the training of large.yaml."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import yaml
 from ase import Atoms
 from ase.build import molecule
 from ase.data import chemical_symbols
 from organic_world import FOLDER, ROOT
 
 from torchmdnet2 import Evaluator, System, load
-from torchmdnet2.data import open_dataset
-from torchmdnet2.data.labels import GROUP, kind_code
 from torchmdnet2.training.config.config import load_config
 from torchmdnet2.training.run.run import run_training
 
@@ -156,33 +153,6 @@ def test_subsets_are_of_molecules(large):
     assert {smiles: large.subset_of(smiles) for smiles in kept} == kept
 
 
-def test_frames_are_what_a_training_reads(large, tmp_path):
-    """Each structure is in one subset; a scan keeps its differences, and has the mean energy of the model."""
-    large.run("frames", tmp_path / "torsions.npz", tmp_path / "scans", "--model", "soft")
-    keys = yaml.safe_load((FOLDER / "large.yaml").read_text())["data"]["sources"][0]["keys"]
-    keys[GROUP] = keys.pop("group")
-    scans = {kind_code(f"scan-{k}"): scan for k, scan in enumerate(some_scans())}
-    rows, molecules = dict.fromkeys(scans, 0), {}
-    for subset in large.SUBSETS:
-        data = open_dataset(tmp_path / "scans" / f"{subset}.xyz", keys=keys)
-        for k in range(len(data)):
-            system, labels = data[k].system, data[k].labels
-            group = float(labels[GROUP])
-            smiles, z, positions, energies, charge = scans[group]
-            row = rows[group]
-            rows[group] += 1
-            assert large.subset_of(smiles) == subset and float(system.charge) == charge
-            assert np.array_equal(system.z.numpy(), z) and np.abs(system.pos.numpy() - positions[row]).max() < 1e-6
-            model = 0.8 * springs(z, positions) - 40.0
-            expected = energies[row] - energies.mean() + model.mean()
-            assert float(labels["energy"]) == pytest.approx(expected, abs=1e-6)  # eV
-            assert labels.keys() == {"energy", GROUP}
-            molecules.setdefault(smiles, set()).add(subset)
-    assert rows == {name: len(scan[3]) for name, scan in scans.items()}
-    assert all(len(subsets) == 1 for subsets in molecules.values())
-    assert set.union(*molecules.values()) == set(large.SUBSETS)
-
-
 @pytest.mark.parametrize(
     "computed, profile, barrier",
     [
@@ -262,13 +232,12 @@ def test_other_mistakes_are_named(large, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Springs, "__call__", refuse)
     with pytest.raises(SystemExit, match="scan 0, CCO: atom 0 is Fe"):
-        large.run("frames", good, tmp_path / "scans", "--model", "exact")
-    assert not (tmp_path / "scans").exists()
+        large.run("errors", good, "exact", "--subset", "train")
 
 
 @pytest.mark.slow
 def test_the_training_of_its_description(scripts, monkeypatch, tmp_path):
-    """Scans and the model's own labels, as large.py, label.py and large.yaml make them, train AIMNet2 further."""
+    """Scans and labels, as distil.py and label.py make them, train AIMNet2 further with large.yaml."""
     shards = scripts("shards")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -286,13 +255,14 @@ def test_the_training_of_its_description(scripts, monkeypatch, tmp_path):
     def script(*words):
         subprocess.run([sys.executable, *map(str, words)], check=True, capture_output=True, text=True)
 
-    script(FOLDER / "large.py", "frames", "torsions.npz", "work/scans")
+    script(FOLDER / "distil.py", "scans", "torsions.npz", "work/scans", "--model", "aimnet2", "--start", "aimnet2")
     script(FOLDER / "label.py", "work/geometries", "work/labels", "--model", "aimnet2", "--frames", 2, "--every", 2)
-    settings = ["batch_size=4", "max_epochs=6", "warmup_steps=0", "lr=1e-3", "num_threads=1", "device=cpu"]
+    settings = ["batch_size=16", "max_epochs=2", "warmup_steps=0", "lr=6e-4", "num_threads=1", "device=cpu"]
     path = run_training(load_config(FOLDER / "large.yaml", [f"training.{setting}" for setting in settings]))
     metrics = json.loads((path.parent / "metrics.json").read_text())
     count = {name: metrics["validation"][name]["count"] for name in ("energy", "relative_energy", "forces", "charges")}
-    assert count == {"energy": 4 + 3, "relative_energy": 4, "forces": 3 * 3 * 5, "charges": 3 * 5}
+    # a scan of H2O2, of which two of four points are in one group, and CH4 as built with two frames of dynamics
+    assert count == {"energy": 4 + 3, "relative_energy": 2 + 3, "forces": 3 * (4 * 4 + 3 * 5), "charges": 4 * 4 + 3 * 5}
     assert "ωB97X-D3(BJ)" in load(path).level_of_theory
     script(FOLDER / "large.py", "errors", "torsions.npz", path, "aimnet2", "--subset", "train", "--json", "errors.json")
     after, before = json.loads(Path("errors.json").read_text())["errors"].values()
