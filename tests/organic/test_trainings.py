@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from ase.build import molecule
 from ase.io import read
 from organic_world import FOLDER, ROOT
 
-from torchmdnet2 import System, load
+from torchmdnet2 import System, checkpoint, load
 from torchmdnet2.potentials import find_model
 
 
@@ -192,3 +193,21 @@ def test_radii_of_the_repulsion(scripts):
     for pair, length in shortest.items():
         first, second = pair[0], pair[1:]
         assert script.RADII[first] + script.RADII[second] < 0.955 * length, pair
+
+
+def test_mixed_weights(scripts, tmp_path):
+    """Half-way and beyond, in every parameter; models of other architectures are refused."""
+    start = load("organic-1")
+    end = copy.deepcopy(start)
+    with torch.no_grad():
+        for weight in end.parameters():
+            weight += 0.5
+    checkpoint.save(end, tmp_path / "end.tmn")
+    for share in (0.5, 1.5):
+        scripts("mix").mix("organic-1", tmp_path / "end.tmn", share, tmp_path / "mixed.tmn")
+        mixed = load(tmp_path / "mixed.tmn")
+        assert mixed.calibration is None
+        for (name, weight), before in zip(mixed.named_parameters(), start.parameters(), strict=True):
+            torch.testing.assert_close(weight, before + 0.5 * share, rtol=0, atol=1e-6, msg=name)
+    with pytest.raises(ValueError, match="organic-1 and organic-small have different parameters"):
+        scripts("mix").mix("organic-1", "organic-small", 0.5, tmp_path / "none.tmn")
