@@ -7,10 +7,11 @@ displaced atoms), `dimers` (two molecules of one subset at random orientations, 
 `clusters` (a molecule in one to eight waters), `water` (clusters of 2 to 20 molecules of water, one in four with
 hydronium, hydroxide or a halide), `protons` (a proton on its way within a molecule or between two, see protons.py),
 `stretched` (a bond at up to twice its length, rare types more often, see stretched.py), `substitutions` (a lone pair
-takes the place of a group at a carbon, see substitutions.py; more of them with small molecules, in one shard) and
-`separated` (ions alone, and up to 9 Å away from a molecule or another ion).
+takes the place of a group at a carbon, see substitutions.py; more of them with small molecules, in one shard),
+`separated` (ions alone, and up to 9 Å away from a molecule or another ion) and `shifts` (hydrogen between two atoms of
+a small molecule, one of them carbon, see shifts.py).
 A shard holds all kinds that are made from its molecules, so that a part of the shards is as balanced as all of them.
-The last four are made last, from all files of conformers that lack them, also those of earlier versions.
+The last five are made last, from all files of conformers that lack them, also those of earlier versions.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from protons import shared_protons
 from rdkit import Chem, rdBase
 from rdkit.Chem import AllChem
 from shards import ELEMENTS, SUBSETS, Geometry, keep_settings, read_shard, rotation, seed_of, write_shard
+from shifts import hydrogen_shifts
 from stretched import side, stretched_bonds
 from substitutions import substitutions
 
@@ -51,6 +53,7 @@ PROTONS = 90  # shared ones of a shard
 STRETCHED = 200  # bonds of a shard
 SUBSTITUTIONS = 60  # of a shard
 SEPARATED = 60  # pairs of a shard
+SHIFTS = 120  # of hydrogen in a shard
 SMALL_SUBSTITUTIONS, SMALL = 4000, 14  # of all small molecules together, and most atoms of one
 LARGEST = 64  # atoms of a dimer or cluster
 
@@ -210,7 +213,12 @@ def small_substitutions(folder: Path, options: dict) -> None:
         write_shard(target, substitutions(small, list(IONS), RADII, SMALL_SUBSTITUTIONS, LARGEST, rng))
 
 
-ADDITIONS = {"protons": _protons, "stretched": _stretched, "substitutions": _substitutions, "separated": _separated}
+def _shifts(found: list[Geometry], options: dict, rng: np.random.Generator) -> list[Geometry]:
+    return hydrogen_shifts([g for g in found if len(g.numbers) <= options["dimer_atoms"]], SHIFTS, rng)
+
+
+ADDITIONS = {"protons": _protons, "stretched": _stretched, "substitutions": _substitutions, "separated": _separated,
+             "shifts": _shifts}  # fmt: skip
 
 
 def others(path: Path, folder: str, options: dict, held_out: float) -> Iterator[str]:

@@ -39,7 +39,8 @@ from torchmdnet2.core.files import written_aside
 from torchmdnet2.data.labels import kind_code
 
 TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
-SAME = {"turned": "conformers", **dict.fromkeys(("dimers", "substitutions", "protons", "apart"), "pairs")}  # in groups
+SAME = dict.fromkeys(("turned", "shifts"), "conformers")  # in groups
+SAME |= dict.fromkeys(("dimers", "substitutions", "protons", "apart"), "pairs")
 GROUP = 5  # most geometries of a molecule whose frames are in one group: a batch should have many molecules
 HELD_OUT = (300.0, 600.0)  # of validation and test frames
 TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs

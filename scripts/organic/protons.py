@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from shards import Geometry, bonded, rotation
 
-HEAVY = {7: 1.02, 8: 0.97, 16: 1.35, 9: 0.93, 17: 1.29, 35: 1.43, 53: 1.62}
-"""Length in Å of the bond of hydrogen to atoms that may hold the proton; the first three may donate one."""
+HEAVY = {6: 1.09, 7: 1.02, 8: 0.97, 16: 1.35, 9: 0.93, 17: 1.29, 35: 1.43, 53: 1.62}
+"""Length in Å of the bond of hydrogen to atoms that may hold the proton. Carbon is for shifts.py."""
 APART = 2.3, 3.2  # Å, between the heavy atoms
 GEMINAL = 2.1  # Å, for two on one atom, as the oxygens of a carboxyl group
 THERMAL = 0.03  # Å, of all atoms

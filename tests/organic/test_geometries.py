@@ -70,7 +70,7 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
     monkeypatch.setattr(scripts("geometries"), "SMALL_SUBSTITUTIONS", 20)
     run(monkeypatch, scripts("geometries"), *arguments)
     made = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
-    for kind in ("conformers", "protons", "stretched", "substitutions", "separated"):
+    for kind in ("conformers", "protons", "stretched", "substitutions", "separated", "shifts"):
         assert f"train-{kind}-0000.npz" in made
     assert list_of(scripts, tmp_path, made["train-substitutions-small.npz"])
     for name in made:
