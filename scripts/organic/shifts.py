@@ -1,7 +1,7 @@
 """Hydrogen on its way between two atoms of a molecule, one of them carbon in most cases.
 
 `geometries.py` makes them from the conformers of each shard. `protons` has hydrogen between N, O and S only. Without
-these structures the barrier of the 1,5 shift of a diene was wrong by 24 to 29 kcal/mol, where the teacher errs by 7.
+these structures the energies of such places err by 5 kcal/mol relative to conformers, with them by 2 to 3.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,6 @@ from test_large import CHAINS, arrays_of, scan_of
 
 from torchmdnet2 import checkpoint, load
 from torchmdnet2.data import open_dataset
-from torchmdnet2.training.config.config import load_config
-from torchmdnet2.training.run.run import run_training
 
 
 @pytest.fixture
@@ -249,28 +248,28 @@ def test_copies_of_scans(world, written, members):
 
 @pytest.mark.slow
 def test_the_training_of_its_description(world, members, monkeypatch, tmp_path):
-    """Geometries, labels and scans, as the scripts make them, train organic further."""
+    """distil.sh: geometries, labels and scans, as the scripts make them, train organic further."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     np.savez("torsions.npz", **arrays_of([gentle(scan_of(word, "CH3CH2OH", k)) for k, word in enumerate(CHAINS)]))
-    Path("work/geometries").mkdir(parents=True)
-    for subset, names in (("train", ("trans-butane", "CH3Cl")), ("validation", ("CH3CH2OH",))):
-        world.shards.write_shard(
-            Path(f"work/geometries/{subset}-conformers-0000.npz"), [world.geometry(name) for name in names]
-        )
-
-    def script(*words):
-        subprocess.run([sys.executable, *map(str, words)], check=True, capture_output=True, text=True)
-
-    teacher = ",".join(members)
-    script(FOLDER / "distil.py", "turned", "work/geometries")
-    script(FOLDER / "label.py", "work/geometries", "work/labels", "--model", teacher, "--frames", 2, "--every", 2)
-    script(FOLDER / "distil.py", "scans", "torsions.npz", "work/scans", "--model", teacher)
+    Path("geometries").mkdir()
+    for name, molecules in (
+        ("train-conformers", ("trans-butane", "CH3Cl")),
+        ("train-water", ("H2O",)),
+        ("validation-conformers", ("CH3CH2OH",)),
+        ("validation-water", ("H2O",)),
+    ):
+        world.shards.write_shard(Path(f"geometries/{name}-0000.npz"), [world.geometry(name) for name in molecules])
     settings = ["batch_size=8", "max_epochs=2", "warmup_steps=0", "num_threads=1", "device=cpu", "precision=float32"]
-    path = run_training(load_config(FOLDER / "distil.yaml", [f"training.{setting}" for setting in settings]))
+    subprocess.run(
+        ["bash", FOLDER / "distil.sh", "geometries", "torsions.npz", ",".join(members)]
+        + [word for setting in settings for word in ("--set", f"training.{setting}")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DEVICE": "cpu", "GPUS": "1", "PER_GPU": "1"},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    path = Path("work/distilled/best.tmn")
     metrics = json.loads((path.parent / "metrics.json").read_text())
-    # a scan, and ethanol as built and with a bond turned, each with two frames of dynamics
-    assert metrics["validation"]["energy"]["count"] == 4 + 2 * 3
+    # a scan; ethanol as built and with a bond turned, and water, each with a frame of dynamics
+    assert metrics["validation"]["energy"]["count"] == 4 + 3 * 2
     start, trained = load("organic"), load(path)
     assert "ωB97X-D3(BJ)" in trained.level_of_theory
     assert len(list(trained.representation.parameters())) == len(list(start.representation.parameters()))
