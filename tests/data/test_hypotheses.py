@@ -77,6 +77,18 @@ def test_a_fault_of_the_forces_of_some(right, change, name):
     assert name in fault.name and 0.15 < fault.having.mean() < 0.4
 
 
+def test_forces_that_pairs_do_not_describe_have_no_wrong_sign(right):
+    """As those of atoms far from equilibrium: some fit better with the other sign by chance."""
+    generator = torch.Generator().manual_seed(1)
+
+    def many_body(k, forces, _):
+        other = 2 * forces.std() * torch.randn(forces.shape, generator=generator, dtype=forces.dtype)
+        return torch.where(torch.arange(len(forces))[:, None] % 4 == 1, forces + other, forces)
+
+    result = found(changed(right, "forces", many_body))
+    assert result.forces is None and 0.4 < result.explained < 0.6
+
+
 @pytest.mark.parametrize("factor", [1 / 27.211, 23.06, -1.0])
 def test_a_fault_of_the_energies_of_some(right, factor):
     wrong = changed(right, "energy", every(4, lambda energy: factor * energy))

@@ -355,6 +355,7 @@ _ROUNDS = 12
 _SHARE, _LEAST_FAULTY = 0.02, 4  # least share and number of frames or atoms with the fault
 _CLEAR = 2.0  # least ratio of a faulty frame's mean square errors, without and with the fault undone
 _LEFT = 0.85  # largest ratio of residuals, with and without the fault undone; 0.87 to 1 in correct data
+_LEFT_OF_ATOMS = 0.7  # the same where each atom has its own sign; 0.8 by chance in correct data far from equilibrium
 _MOST_LEFT = 0.5  # the same for energies; correct ones, moved by one frame, have ratios of 2.4 and more
 _CHOICE = 1.25  # factor of what remains where some frames were chosen, which may fit by chance
 _DESCRIBED = 0.5  # least explained share of the variance of the forces after the fault is undone
@@ -554,7 +555,8 @@ def force_fault(
         if tried is not None and tried.left < min(_LEFT * plain.left, 1 - _DESCRIBED):
             found.append(tried.fault(name))
     tried = _Mixture.best(fit, forces, -forces, np.arange(len(forces)), relative=True, most=0.5)
-    if tried is not None and tried.left < min(_LEFT * min([plain.left, *(f.left for f in found)]), 1 - _DESCRIBED):
+    least = _LEFT_OF_ATOMS * min([plain.left, *(f.left for f in found)])
+    if tried is not None and tried.left < min(least, 1 - _DESCRIBED):
         found.append(tried.fault("have the sign opposite to that of the other atoms"))
     return min(found, key=lambda fault: fault.left, default=None)
 
