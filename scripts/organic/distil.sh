@@ -5,7 +5,8 @@
 #
 # GEOMETRIES is the folder of geometries.py, and the models are the teacher. Water, clusters and separated ions are
 # labelled by `organic` itself, so that they stay as they are. GPUS=2: how many; PER_GPU=6: processes that label on
-# each, of which one takes up to 15 GB; LABEL_MINUTES=3; MINUTES=20, of the training; DEVICE=cpu for a trial.
+# each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry; LABEL_MINUTES=3; MINUTES=20, of the
+# training and its preparation; DEVICE=cpu for a trial.
 set -euo pipefail
 geometries=$(realpath "$1") scans=$(realpath "$2") teacher=$3
 here=$(dirname "$(realpath "$0")") gpus=${GPUS:-2} device=${DEVICE:-cuda}
@@ -36,7 +37,7 @@ for path in work/all/*.npz; do
     case $path in *-water-* | *-clusters-* | *-separated-*) mv "$path" work/kept/ ;; *) mv "$path" work/taught/ ;; esac
 done
 
-options=(--student organic --keep 1 --frames 1 --every 40 --timestep 1 --temperatures 100 300 600 --device "$device"
+options=(--student organic --keep 1 --frames "${FRAMES:-1}" --every 40 --timestep 1 --temperatures 100 300 600 --device "$device"
     --batch "${BATCH:-256}" --minutes "$minutes")
 for ((k = 0; k < processes; k++)); do
     CUDA_VISIBLE_DEVICES=$((k % gpus)) python "$here/label.py" work/taught work/labels --model "$teacher" \
