@@ -6,10 +6,10 @@
 # GEOMETRIES is the folder of geometries.py, and the models are the teacher. Water, clusters and separated ions are
 # labelled by `organic` itself, so that they stay as they are. GPUS=2: how many; PER_GPU=6: processes that label on
 # each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry; LABEL_MINUTES=3; MINUTES=20, of the
-# training and its preparation; DEVICE=cpu for a trial.
+# training and its preparation; DEVICE=cpu for a trial; PYTHON=python.
 set -euo pipefail
 geometries=$(realpath "$1") scans=$(realpath "$2") teacher=$3
-here=$(dirname "$(realpath "$0")") gpus=${GPUS:-2} device=${DEVICE:-cuda}
+here=$(dirname "$(realpath "$0")") gpus=${GPUS:-2} device=${DEVICE:-cuda} python=${PYTHON:-python}
 processes=$((gpus * ${PER_GPU:-6})) minutes=${LABEL_MINUTES:-3}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 finished() { # wait for all processes that were started
@@ -27,9 +27,9 @@ for path in work/all/*-conformers-*.npz; do # links, so that all processes turn 
     cp -P "$path" work/part$((k++ % processes))/
 done
 for part in work/part*; do
-    python "$here/distil.py" turned "$part" > "logs/turned-$(basename "$part").log" 2>&1 & pids+=($!)
+    "$python" "$here/distil.py" turned "$part" > "logs/turned-$(basename "$part").log" 2>&1 & pids+=($!)
 done
-python "$here/distil.py" apart work/all > logs/apart.log 2>&1 & pids+=($!)
+"$python" "$here/distil.py" apart work/all > logs/apart.log 2>&1 & pids+=($!)
 finished
 turned=(work/part*/*-turned-*.npz)
 if ((${#turned[@]})); then mv "${turned[@]}" work/all/; fi
@@ -40,13 +40,13 @@ done
 options=(--student organic --keep 1 --frames "${FRAMES:-1}" --every 40 --timestep 1 --temperatures 100 300 600 --device "$device"
     --batch "${BATCH:-256}" --minutes "$minutes")
 for ((k = 0; k < processes; k++)); do
-    CUDA_VISIBLE_DEVICES=$((k % gpus)) python "$here/label.py" work/taught work/labels --model "$teacher" \
+    CUDA_VISIBLE_DEVICES=$((k % gpus)) "$python" "$here/label.py" work/taught work/labels --model "$teacher" \
         "${options[@]}" --largest-spread 3 --part $k/$processes > logs/label$k.log 2>&1 & pids+=($!)
 done
-python "$here/label.py" work/kept work/kept-labels --model organic "${options[@]}" > logs/kept.log 2>&1 & pids+=($!)
-CUDA_VISIBLE_DEVICES=$((gpus - 1)) python "$here/distil.py" scans "$scans" work/scans --model "$teacher" --start organic \
+"$python" "$here/label.py" work/kept work/kept-labels --model organic "${options[@]}" > logs/kept.log 2>&1 & pids+=($!)
+CUDA_VISIBLE_DEVICES=$((gpus - 1)) "$python" "$here/distil.py" scans "$scans" work/scans --model "$teacher" --start organic \
     --device "$device" > logs/scans.log 2>&1 & pids+=($!)
 finished
 tail -qn 1 logs/label*.log logs/kept.log logs/scans.log
 
-python -m torchmdnet2 train "$here/distil.yaml" --set "training.max_minutes=${MINUTES:-20}" "${@:4}"
+"$python" -m torchmdnet2 train "$here/distil.yaml" --set "training.max_minutes=${MINUTES:-20}" "${@:4}"

@@ -263,7 +263,8 @@ def test_the_training_of_its_description(world, members, monkeypatch, tmp_path):
     subprocess.run(
         ["bash", FOLDER / "distil.sh", "geometries", "torsions.npz", ",".join(members)]
         + [word for setting in settings for word in ("--set", f"training.{setting}")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DEVICE": "cpu", "GPUS": "1", "PER_GPU": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "DEVICE": "cpu", "GPUS": "1",
+             "PER_GPU": "1"},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     path = Path("work/distilled/best.tmn")
