@@ -6,7 +6,8 @@
 # GEOMETRIES is the folder of geometries.py, and the models are the teacher. Water, clusters and separated ions are
 # labelled by `organic` itself, so that they stay as they are. GPUS=2: how many; PER_GPU=6: processes that label on
 # each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry; LABEL_MINUTES=3; MINUTES=20, of the
-# training and its preparation; DEVICE=cpu for a trial; PYTHON=python.
+# training and its preparation; DEVICE=cpu for a trial; PYTHON=python. What follows the models is for `torchmdnet2
+# train`, for example --set init.file=r2.tmn. The training runs on one GPU.
 set -euo pipefail
 geometries=$(realpath "$1") scans=$(realpath "$2") teacher=$3
 here=$(dirname "$(realpath "$0")") gpus=${GPUS:-2} device=${DEVICE:-cuda} python=${PYTHON:-python}
