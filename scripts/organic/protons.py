@@ -70,16 +70,26 @@ def moved(geometry: Geometry, h: int, d: int, a: int, rng: np.random.Generator) 
     begin, end = HEAVY[int(geometry.numbers[d])], apart - HEAVY[int(geometry.numbers[a])]
     centre = positions[d] + line * (begin + rng.uniform(*FRACTIONS) * (end - begin))
     others = np.delete(positions, [h, d, a], axis=0)
-    sideways = rng.normal(size=(12, 3))
-    sideways -= (sideways @ line)[:, None] * line
-    sideways /= np.linalg.norm(sideways, axis=1, keepdims=True)
+    sideways = across(line, rng)
     for offset in (0.0, 0.25, 0.5, 0.75, 1.0):
-        places = centre + offset * sideways
-        room = np.linalg.norm(places[:, None] - others[None], axis=2).min(1, initial=np.inf)
-        if room.max() >= CLEAR:
-            positions[h] = places[room.argmax()]
+        place = with_room(centre + offset * sideways, others, CLEAR)
+        if place is not None:
+            positions[h] = place
             return geometry._replace(positions=positions)
     return None
+
+
+def across(line: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Twelve random directions at right angles to a direction [3] of length 1, [12, 3]."""
+    sideways = rng.normal(size=(12, 3))
+    sideways -= (sideways @ line)[:, None] * line
+    return sideways / np.linalg.norm(sideways, axis=1, keepdims=True)
+
+
+def with_room(places: np.ndarray, others: np.ndarray, clear: float) -> np.ndarray | None:
+    """The place [3] that is farthest from all other atoms [n, 3]; None if it is nearer than `clear`."""
+    room = np.linalg.norm(places[:, None] - others[None], axis=2).min(1, initial=np.inf)
+    return places[room.argmax()] if room.max() >= clear else None
 
 
 def oriented(

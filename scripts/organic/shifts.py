@@ -1,4 +1,4 @@
-"""Hydrogen on its way between two atoms of a molecule, one of them carbon in most cases.
+"""Hydrogen on its way between two atoms of a molecule, one of them carbon.
 
 `geometries.py` makes them from the conformers of each shard. `protons` has hydrogen between N, O and S only. Without
 these structures the energies of such places err by 5 kcal/mol relative to conformers, with them by 2 to 3.
@@ -7,7 +7,7 @@ these structures the energies of such places err by 5 kcal/mol relative to confo
 from __future__ import annotations
 
 import numpy as np
-from protons import THERMAL, moved
+from protons import THERMAL, across, moved, with_room
 from shards import Geometry, bonded
 
 MOST = {6: 3, 7: 2, 8: 1, 16: 1}
@@ -40,15 +40,12 @@ def along_a_bond(geometry: Geometry, h: int, d: int, a: int, rng: np.random.Gene
     """Hydrogen somewhere beside the bond of two atoms, all atoms displaced a little; None if there is no room."""
     positions = geometry.positions + rng.normal(0, THERMAL, geometry.positions.shape)
     along = positions[a] - positions[d]
-    sideways = rng.normal(size=(12, 3))
-    sideways -= np.outer(sideways @ along, along) / (along @ along)
-    sideways /= np.linalg.norm(sideways, axis=1, keepdims=True)
+    sideways = across(along / np.linalg.norm(along), rng)
     places = positions[d] + rng.uniform(-0.1, 1.1) * along + rng.uniform(*ABOVE) * sideways
-    others = np.delete(positions, [h, d, a], axis=0)
-    room = np.linalg.norm(places[:, None] - others[None], axis=2).min(1, initial=np.inf)
-    if room.max() < CLEAR:
+    place = with_room(places, np.delete(positions, [h, d, a], axis=0), CLEAR)
+    if place is None:
         return None
-    positions[h] = places[room.argmax()]
+    positions[h] = place
     return geometry._replace(positions=positions)
 
 
