@@ -5,9 +5,10 @@
 #
 # GEOMETRIES is the folder of geometries.py, and the models are the teacher. Water, clusters and separated ions are
 # labelled by `organic` itself, so that they stay as they are. GPUS=2: how many; PER_GPU=6: processes that label on
-# each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry; LABEL_MINUTES=3; MINUTES=20, of the
-# training and its preparation; DEVICE=cpu for a trial; PYTHON=python. What follows the models is for `torchmdnet2
-# train`, for example --set init.file=r2.tmn. The training runs on one GPU.
+# each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry, one every EVERY=20 fs, with the potential
+# DRIVER=organic; LABEL_MINUTES=3; MINUTES=20, of the training and its preparation; DEVICE=cpu for a trial;
+# PYTHON=python. What follows the models is for `torchmdnet2 train`, for example --set init.file=r2.tmn. The training
+# runs on one GPU.
 set -euo pipefail
 geometries=$(realpath "$1") scans=$(realpath "$2") teacher=$3
 here=$(dirname "$(realpath "$0")") gpus=${GPUS:-2} device=${DEVICE:-cuda} python=${PYTHON:-python}
@@ -22,10 +23,10 @@ mkdir -p work/all work/taught work/kept work/labels logs
 
 shopt -s nullglob
 ln -sf "$geometries"/{train,validation}-*.npz work/all/
-k=0
-for path in work/all/*-conformers-*.npz; do # links, so that all processes turn bonds
-    mkdir -p work/part$((k % processes))
-    cp -P "$path" work/part$((k++ % processes))/
+k=0 cores=$(nproc)
+for path in work/all/*-conformers-*.npz; do # links, so that all cores turn bonds
+    mkdir -p work/part$((k % cores))
+    cp -P "$path" work/part$((k++ % cores))/
 done
 for part in work/part*; do
     "$python" "$here/distil.py" turned "$part" > "logs/turned-$(basename "$part").log" 2>&1 & pids+=($!)
@@ -38,15 +39,20 @@ for path in work/all/*.npz; do
     case $path in *-water-* | *-clusters-* | *-separated-*) mv "$path" work/kept/ ;; *) mv "$path" work/taught/ ;; esac
 done
 
-options=(--student organic --keep 1 --frames "${FRAMES:-1}" --every 40 --timestep 1 --temperatures 100 300 600 --device "$device"
-    --batch "${BATCH:-256}" --minutes "$minutes")
+options=(--student "${DRIVER:-organic}" --keep 1 --frames "${FRAMES:-1}" --every $((2 * ${EVERY:-20})) --timestep 1
+    --temperatures 100 300 600 --device "$device" --batch "${BATCH:-256}" --minutes "$minutes")
 for ((k = 0; k < processes; k++)); do
-    CUDA_VISIBLE_DEVICES=$((k % gpus)) "$python" "$here/label.py" work/taught work/labels --model "$teacher" \
+    CUDA_VISIBLE_DEVICES=$((k % gpus)) "$python" "$here/label.py" work/taught work/taught/labels --model "$teacher" \
         "${options[@]}" --largest-spread 3 --part $k/$processes > logs/label$k.log 2>&1 & pids+=($!)
 done
-"$python" "$here/label.py" work/kept work/kept-labels --model organic "${options[@]}" > logs/kept.log 2>&1 & pids+=($!)
+"$python" "$here/label.py" work/kept work/kept/labels --model organic "${options[@]}" > logs/kept.log 2>&1 & pids+=($!)
 CUDA_VISIBLE_DEVICES=$((gpus - 1)) "$python" "$here/distil.py" scans "$scans" work/scans --model "$teacher" --start organic \
     --device "$device" > logs/scans.log 2>&1 & pids+=($!)
+finished
+for ((k = 0; k < processes; k++)); do # few large files, which the training opens faster
+    "$python" "$here/merge.py" work/taught/labels work/labels --part $k/$processes > logs/merge$k.log 2>&1 & pids+=($!)
+done
+"$python" "$here/merge.py" work/kept/labels work/kept-labels > logs/merge-kept.log 2>&1 & pids+=($!)
 finished
 tail -qn 1 logs/label*.log logs/kept.log logs/scans.log
 
