@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from threading import Lock
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -121,20 +122,22 @@ def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> FrameEdg
         real = np.arange(width) < part[:, None]  # [b, width]
         padded = np.full((len(part), width, 3), np.nan)  # no distance to NaN is below the cutoff
         padded[real] = pos[ends[first] - sizes[first] : ends[first + len(part) - 1]]
-        square = np.zeros((len(part), width, width))
+        square, delta = np.zeros((2, len(part), width, width))
         for axis in range(3):
-            delta = padded[:, None, :, axis] - padded[:, :, None, axis]
-            square += delta * delta
+            np.subtract(padded[:, None, :, axis], padded[:, :, None, axis], out=delta)
+            np.multiply(delta, delta, out=delta)
+            square += delta
         near = square < float(cutoff) ** 2
         near[:, np.arange(width), np.arange(width)] = False
-        degrees.append(near.sum(2)[real])
-        counts.append(near.sum((1, 2)))
-        senders.append(near.nonzero()[2])
+        degree = np.count_nonzero(near, axis=2)
+        degrees.append(degree[real])
+        counts.append(degree.sum(1))
+        senders.append(np.flatnonzero(near) % width)
     return FrameEdges(np.concatenate(degrees), np.concatenate(senders), None, np.concatenate(counts))
 
 
 class EdgeMemory:
-    """Neighbor lists that are kept in memory up to a limit and searched again beyond it.
+    """Neighbor lists that are kept in memory up to a limit and searched again beyond it; threads may share them.
 
     Args:
         cutoff: cutoff in Å.
@@ -142,8 +145,12 @@ class EdgeMemory:
     """
 
     def __init__(self, cutoff: float, memory: int):
-        self.cutoff, self._memory = float(cutoff), memory
+        self.cutoff, self._limit, self._memory = float(cutoff), memory, memory
         self._kept: dict[int, FrameEdges] = {}
+        self._lock = Lock()  # of what is kept; lists are searched without it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EdgeMemory, (self.cutoff, self._limit)  # another process searches for itself
 
     def gather(self, frames: np.ndarray, system: System) -> FrameEdges:
         """Return the edges of some frames.
@@ -153,11 +160,12 @@ class EdgeMemory:
             system: their structures.
         """
         names = frames.tolist()
-        if any(name not in self._kept for name in names):
+        parts = [self._kept[name] for name in names if name in self._kept]
+        if len(parts) < len(names):
             found = search(system, self.cutoff)
-            self._keep(names, found, system.atom_counts.numpy())
+            with self._lock:
+                self._keep(names, found, system.atom_counts.numpy())
             return found
-        parts = [self._kept[name] for name in names]
         shift = None
         if any(part.shift is not None for part in parts):
             shift = np.concatenate(

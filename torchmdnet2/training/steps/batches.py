@@ -15,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ...data import Dataset, Sample
 from ...data.cache import CachedDataset, CachedEdges
-from ...data.edges import EdgeMemory, FrameEdges
+from ...data.edges import EdgeMemory, FrameEdges, in_threads
 from ...data.labels import GROUP, LEVEL
 from ...data.splits import epoch_batches, epoch_order, group_batches, in_order
 from ...neighbors import NeighborList
@@ -127,10 +127,24 @@ class Frames(TorchDataset):
             items: positions 0 … len(self) − 1, at least one.
         """
         frames = self.indices[np.asarray(items, dtype=np.int64)]
-        sample = self.data.batch(frames)
+        return self.with_edges(frames, self.data.batch(frames))
+
+    def with_edges(self, frames: np.ndarray, sample: Sample) -> Batch:
+        """Return frames of the data set that were read, with their neighbor lists.
+
+        Args:
+            frames: [B] their indices in the data set.
+            sample: what it has of them.
+        """
         edges = self._edges(frames, sample.system)
         sizes = np.bincount(sample.system.batch.numpy(), minlength=len(frames))
         return Batch(sample, edges.joined(sizes, self.cutoff), frames.tolist())
+
+    def read(self, order: Iterable[Sequence[int] | np.ndarray]) -> Iterator[tuple[np.ndarray, Sample]]:
+        """Yield the indices of the frames at some positions, and what the data set has of them."""
+        for items in order:
+            frames = self.indices[np.asarray(items, dtype=np.int64)]
+            yield frames, self.data.batch(frames)
 
     def _edges(self, frames: np.ndarray, system: System) -> FrameEdges:
         return self.lists.gather(frames, system) if isinstance(self.lists, EdgeMemory) else self.lists.gather(frames)
@@ -145,8 +159,9 @@ class Frames(TorchDataset):
         """Number of directed edges of each frame, [len(self)]; unknown ones are searched."""
         if not isinstance(self.lists, EdgeMemory):
             return self.lists.count[self.indices]
-        counts = [self._edges(self.indices[part], self.data.batch(self.indices[part]).system).count
-                  for part in in_order(len(self), 256)]  # fmt: skip
+        # threads search; the data set is read here, since not every one can be read by several threads
+        lists, parts = self.lists, self.read(in_order(len(self), 256))
+        counts = in_threads(lambda part: lists.gather(part[0], part[1].system).count, parts)
         return np.concatenate([np.zeros(0, dtype=np.int64), *counts])
 
     @cached_property

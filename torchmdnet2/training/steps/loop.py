@@ -104,16 +104,17 @@ def pack(
     """
     one = Lock()
 
-    def part(positions: Sequence[int]) -> Part:
-        made = pack_part(frames.batch(positions), potential, stress, loss, labels, one)
+    def packed(batch: Batch) -> Part:
+        made = pack_part(batch, potential, stress, loss, labels, one)
         made.flatten(potential.elements_of_levels)
         return made
 
     order, device = in_order(len(frames), _AT_ONCE), potential.device
-    if isinstance(frames.lists, EdgeMemory):  # which is not shared by threads
-        parts: Iterable[Part] = map(part, order)
+    begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    if isinstance(frames.lists, EdgeMemory):  # of any data set; not every one can be read by several threads
+        parts = in_threads(lambda found: packed(frames.with_edges(*found)), frames.read(order), begin)
     else:
-        parts = in_threads(part, order, partial(torch.cuda.set_device, device) if device.type == "cuda" else None)
+        parts = in_threads(lambda positions: packed(frames.batch(positions)), order, begin)
     return PackedFrames(
         parts, potential.elements_of_levels, potential.cutoff, potential.device, potential.dtype, stress
     )
