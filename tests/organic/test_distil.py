@@ -69,19 +69,20 @@ def test_a_turned_bond_changes_only_torsions(world, angle):
 
 
 def test_molecules_of_a_pair_apart(world):
-    """Dimers stay as they are within, other pairs become conformers; ions need not be known."""
+    """Dimers stay as they are within, other pairs become conformers; one molecule need not be known. No ions."""
     rng, make = np.random.default_rng(0), world.shards.Geometry
     water, methanol = world.geometry("H2O"), world.geometry("CH3OH")
     bent = methanol._replace(positions=methanol.positions + rng.normal(0, 0.1, (6, 3)))
     place = water.positions + np.array([3.0, 1, 0])
     pair = make("CH3OH.H2O", np.append(bent.numbers, water.numbers), np.append(bent.positions, place, 0), 0)
-    ion = make("CH3OH.[F-]", np.append(bent.numbers, 9), np.append(bent.positions, [[3.0, 0, 0]], 0), -1)
+    atom = make("CH3OH.[Ar]", np.append(bent.numbers, 18), np.append(bent.positions, [[3.0, 0, 0]], 0), 0)
+    salt = make("[Na+].[F-]", np.array([11, 9]), np.array([[0.0, 0, 0], [3, 0, 0]]), 0)
     known = {"CH3OH": [methanol], "H2O": [water]}
 
     def distances(x):
         return np.linalg.norm(x[:, None] - x[None], axis=2)
 
-    for given, rigid, first in ((pair, True, bent), (pair, False, methanol), (ion, False, methanol)):
+    for given, rigid, first in ((pair, True, bent), (pair, False, methanol), (atom, False, methanol)):
         found = world.distil.pair_apart(given, known, rng, rigid)
         assert (found.numbers == given.numbers).all() and (found.name, found.charge) == (given.name, given.charge)
         between = distances(found.positions)
@@ -90,6 +91,9 @@ def test_molecules_of_a_pair_apart(world):
         assert between[:6, 6:].min() >= world.distil.DISTANCE - 1e-9
     for name in ("CH3OH", "A.B", "CH3OH.H2O.H2O", "H2O.CH4O"):  # H2O has not as many atoms as it should
         assert world.distil.pair_apart(pair._replace(name=name), {**known, "CH4O": [water]}, rng, False) is None
+    sodium = make("[Na+]", np.array([11]), np.zeros((1, 3)), 1)
+    assert world.distil.pair_apart(pair._replace(charge=1), known, rng, False) is None
+    assert world.distil.pair_apart(salt, {"[Na+]": [sodium]}, rng, False) is None
 
 
 def test_pairs_apart_are_a_kind_of_their_own(world, scripts, tmp_path, monkeypatch):
@@ -108,6 +112,23 @@ def test_pairs_apart_are_a_kind_of_their_own(world, scripts, tmp_path, monkeypat
               for kind in ("conformers", "dimers", "protons", "apart")}  # fmt: skip
     assert groups["apart"] == groups["dimers"] < groups["protons"]  # the pair, and methanol alone
     assert not groups["conformers"] & groups["protons"]
+
+
+def test_ions_alone_and_pairs_within_the_cutoff(world, tmp_path):
+    make, water = world.shards.Geometry, world.geometry("H2O")
+
+    def pair(distance):
+        return make("O.[F-]", np.append(water.numbers, 9), np.append(water.positions, [[distance, 0, 0]], 0), -1)
+
+    alone, far = make("[F-]", np.array([9]), np.zeros((1, 3)), -1), world.distil.CUTOFF
+    path = tmp_path / "train-separated-0000.npz"
+    world.shards.write_shard(path, [alone, pair(far - 0.1), pair(far + 1), alone])
+    world.shards.write_shard(tmp_path / "train-separated-0001.npz", [alone])
+    world.distil.ions(SimpleNamespace(geometries=tmp_path))
+    (kept,) = world.shards.read_shard(path)
+    np.testing.assert_allclose(np.ptp(kept.positions[:, 0]), far - 0.1, atol=2e-3)
+    assert [len(list(world.shards.read_shard(tmp_path / f"train-ions-000{k}.npz"))) for k in (0, 1)] == [2, 1]
+    assert not (tmp_path / "train-separated-0001.npz").exists()
 
 
 def torsion(x, a, b, c, d):
