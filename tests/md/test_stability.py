@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -264,6 +265,36 @@ def test_two_processes_find_what_one_does(tmp_path, monkeypatch):
         assert a.deviation == pytest.approx(b.deviation, abs=1e-6)
         for x, y in zip(a.frames, b.frames, strict=True):
             np.testing.assert_allclose(x.positions, y.positions, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_what_is_found_so_far_is_saved(tmp_path, monkeypatch, devices):
+    monkeypatch.setattr(replicas, "_SAVE_S", 0)
+    model, saved = tmp_path / "tiny.tmn", []
+    save(tiny_potential(energy_scale=0.01), model)
+    arguments = {"temperatures": [1, 30000], "time": 0.03, "replicas": 4, "seed": 3, "devices": devices}
+    report = check_stability(model, [H2], save=lambda found: saved.append(found.to_dict()), **arguments)
+    assert len(saved) > (4 if devices == "cpu" else 1)
+    names = [(run.temperature, run.replica) for run in report.runs]
+    for before, after in pairwise(saved):
+        assert before["time"] == report.time
+        assert [(run["temperature"], run["replica"]) for run in before["runs"]] == names
+        assert all(a["followed"] <= b["followed"] for a, b in zip(before["runs"], after["runs"], strict=True))
+    assert any(0 < sum(run["followed"] for run in found["runs"]) < 0.9 * 8 * report.time for found in saved)
+    assert saved[-1] == report.to_dict() and 0 < len(survivors(report)) < 8
+    for run in report.runs:
+        assert run.followed == pytest.approx(report.time) if run.whole else run.followed < run.broken_at
+
+
+def test_files_of_an_earlier_check_are_kept_once(model_file, bonded, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(replicas, "_SAVE_S", 0)
+    write(tmp_path / "oh.xyz", [OH])
+    arguments = [model_file, tmp_path / "oh.xyz", "--temperatures", "600", "--replicas", 1, "--output", tmp_path / "a"]
+    assert stability(capsys, *arguments, "--time", 0.2)[0] == 0
+    first = (tmp_path / "a.json").read_bytes(), (tmp_path / "a_broken.xyz").read_bytes()
+    assert stability(capsys, *arguments, "--time", 0.3)[0] == 0
+    assert ((tmp_path / "a.json.old").read_bytes(), (tmp_path / "a_broken.xyz.old").read_bytes()) == first
+    assert json.loads((tmp_path / "a.json").read_text())["time"] == pytest.approx(0.3)
 
 
 def test_the_status_has_a_part_for_each_temperature(potential):

@@ -242,7 +242,14 @@ def _stability(options: argparse.Namespace) -> int:
     inputs = [options.model, split_index(options.frames)[0]]
     frames, numbers = read_frames(options.frames)
     prefix = output_prefix(options.output, "stability", StabilityReport.files, inputs)
-    console = make_console()
+    console, saved = make_console(), False
+
+    def save(found: StabilityReport) -> list[Path]:
+        nonlocal saved
+        written = found.write(prefix, keep=not saved)
+        saved = True
+        return written
+
     report = check_stability(
         options.model,
         frames,
@@ -257,9 +264,10 @@ def _stability(options: argparse.Namespace) -> int:
         spin=options.spin,
         console=console,
         numbers=numbers,
+        save=save,
         **opening(options, [options.model]),
     )
-    written = report.write(prefix)
+    written = save(report)
     _print(report, f"{options.model}: {report.time:g} ps from {options.frames}")
     console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True, markup=False)
     return int(options.fail and not report.survived)

@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from statistics import fmean
+from time import monotonic as clock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +65,7 @@ class ReplicaOutcome:
         jumped_at: ps, when the conserved energy first jumped (output.py), as it does where the energy of the
             model has a hole; None if it did not.
         novelty: the largest of an atom, above 1 unlike the training; None: the model is not calibrated.
+        followed: ps until its last check that did not fail.
         frames: the last ones before it broke, 10 fs apart, without labels; info holds the reason and the time.
     """
 
@@ -79,6 +81,7 @@ class ReplicaOutcome:
     transfers: int = 0
     jumped_at: float | None = None
     novelty: float | None = None
+    followed: float = 0.0
     frames: list[Atoms] = field(default_factory=list)
 
     @property
@@ -167,11 +170,12 @@ class StabilityReport:
         found = {"time": self.time, "temperatures": [asdict(s) for s in self.summaries], "runs": runs}
         return _plain(found)
 
-    def write(self, prefix: Path) -> list[Path]:
+    def write(self, prefix: Path, keep: bool = True) -> list[Path]:
         """Write PREFIX.json and, when a replica broke, PREFIX_broken.xyz; those of an earlier check become ….old.
 
         Args:
             prefix: of the files' names, folder included.
+            keep: keep files that are there as ….old; False: they are of this check.
 
         Returns:
             The files that were written.
@@ -180,13 +184,14 @@ class StabilityReport:
 
         prefix.parent.mkdir(parents=True, exist_ok=True)
         report, broken = self.files(prefix)
-        atomic_write(report, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", keep=True)
+        atomic_write(report, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", keep=keep)
         if not self.frames:
-            keep_old(broken)  # which belongs to another check
+            if keep:
+                keep_old(broken)  # which belongs to another check
             return [report]
         text = io.StringIO()
         write(text, self.frames, format="extxyz")
-        atomic_write(broken, text.getvalue(), keep=True)
+        atomic_write(broken, text.getvalue(), keep=keep)
         return [report, broken]
 
     @staticmethod
@@ -216,6 +221,7 @@ def _plain(value: Any) -> Any:
 
 _LOOK_FS = 10.0  # between two checks of a replica: one vibration of a bond to hydrogen
 _WATCH_FS = 500.0  # between two looks at the novelty
+_SAVE_S = 60.0  # between two reports of what is found so far
 _KEPT = 5  # number of checks before a break whose frames are kept
 _NOT_FINITE = "energy or forces are not finite"
 
@@ -275,6 +281,7 @@ class ReplicaRun:
         self._last.append(state)
         self._temperatures.append(row.temperature_K)
         result = self.result
+        result.followed = state.step * self.options.timestep * 1e-3
         result.deviation, result.transfers = self.bonds.deviation, self.bonds.transfers
 
     def _compare(self, row: TableRow) -> None:
@@ -516,6 +523,7 @@ def check_stability(
     coulomb: str | None = None,
     numbers: Sequence[int] | None = None,
     level: str | None = None,
+    save: Callable[[StabilityReport], object] | None = None,
 ) -> StabilityReport:
     """Run Langevin dynamics from given frames and see which runs break.
 
@@ -546,6 +554,8 @@ def check_stability(
         coulomb: "pme" or "dsf" in periodic cells, as of `run_md`.
         numbers: numbers of the frames in messages and in the report, as in their file; default: 0, 1, …
         level: level of theory, of a model that was trained on several; None: its default.
+        save: function that gets what is found so far, once a minute (with several devices when a batch of replicas has
+            ended), so that it is not lost if the process is killed.
 
     Raises:
         BadConfig: a number is out of range, or `devices` is not valid.
@@ -574,10 +584,25 @@ def check_stability(
             for k, index in enumerate(chosen)
         ]
         place: Any = model if source is None else source.path  # which other processes find, too
-        found = list(run_replicas(runs, partial(opening.open, place), names, console))
-    order = [options.target_temperature for options in plan]
-    found.sort(key=lambda result: (order.index(result.temperature), result.replica))
-    return StabilityReport(found, plan[0].steps * timestep * 1e-3)
+        order, found = [options.target_temperature for options in plan], list[ReplicaOutcome]()
+        saved_at = clock()
+
+        def report() -> StabilityReport:
+            ended = {(result.temperature, result.replica) for result in found}
+            others = (run.outcome(None) for run in runs if (run.result.temperature, run.result.replica) not in ended)
+            every = sorted([*found, *others], key=lambda result: (order.index(result.temperature), result.replica))
+            return StabilityReport(every, plan[0].steps * timestep * 1e-3)
+
+        def save_in_time() -> None:
+            nonlocal saved_at
+            if save is not None and clock() - saved_at >= _SAVE_S:
+                save(report())
+                saved_at = clock()
+
+        for result in run_replicas(runs, partial(opening.open, place), names, console, checked=save_in_time):
+            found.append(result)
+            save_in_time()
+    return report()
 
 
 def _options(
@@ -617,6 +642,7 @@ def run_replicas(
     devices: Sequence[str],
     console: Console | None,
     temperatures: Collection[float] | None = None,
+    checked: Callable[[], object] | None = None,
 ) -> Iterator[Any]:
     """Run replicas in batches, which are handed out to one process for each device.
 
@@ -639,7 +665,7 @@ def run_replicas(
         for batch in _batches(runs, len(devices))
         if temperatures is None or batch[0].options.target_temperature in temperatures
     ]
-    progress = _Progress(console, batches)
+    progress = _Progress(console, batches, checked)
     record = progress.update if len(devices) == 1 else partial(_record, progress.reached)
     remedy = "take fewer replicas or fewer devices"
     setup = partial(_Replicas, batches, opening, record)
@@ -709,10 +735,16 @@ class _Progress:
     Args:
         console: where to print; None prints nothing.
         batches: all replicas, as they run together.
+        checked: function that is called after each check in this process.
     """
 
-    def __init__(self, console: Console | None, batches: Sequence[Sequence[ReplicaRun]]):
-        self._console, self._batches = console, batches
+    def __init__(
+        self,
+        console: Console | None,
+        batches: Sequence[Sequence[ReplicaRun]],
+        checked: Callable[[], object] | None = None,
+    ):
+        self._console, self._batches, self._checked = console, batches, checked
         self.reached = RawArray("q", [number for batch in batches for number in (-1, len(batch))])  # as `_record` does
         self._status = None if console is None else console.status(self)
         self._reported: set[tuple[float, int]] = set()
@@ -729,6 +761,8 @@ class _Progress:
         """Record a step of a batch of this process, and report replicas that broke at it."""
         _record(self.reached, number, step, whole)
         self.report([run.result for run in self._batches[number]])
+        if self._checked is not None:
+            self._checked()
 
     def report(self, outcomes: Iterable[Any]) -> None:
         """Print a line for each replica that has broken, once."""
