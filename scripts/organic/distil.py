@@ -13,7 +13,7 @@ adds conformers with one bond turned by any angle, which `label.py` labels with 
 `apart` adds pairs of neutral molecules far from each other, for each dimer, shared proton and substitution. `label.py`
 puts them into one group with these, so that relative energies are those of interactions and barriers.
 
-`ions` leaves pairs of ions out whose energies the teacher does not know, and makes a kind of ions alone.
+`ions` makes a kind of ions alone and leaves out distant pairs, whose label has the charge of an ion on both molecules.
 
 `scans` writes SUBSET.h5, scans with the reference's energies, and copies.h5. The mean energy of a scan becomes that of
 the model that the training starts from: the teacher's would differ by an offset of some meV an atom, larger than the
@@ -119,7 +119,7 @@ def pair_apart(
     pair: Geometry, molecules: Mapping[str, list[Geometry]], rng: np.random.Generator, rigid: bool
 ) -> Geometry | None:
     """The two molecules of a pair with DISTANCE between them; None if it is not a pair of known molecules, or if one
-    has a charge: AIMNet2 spreads it over both, and the energy is 0.02 to 0.25 eV below that of the two alone.
+    has a charge: AIMNet2 spreads it over both, and the energy is below that of the two alone.
 
     Args:
         pair: named A.B, the atoms of A first.
@@ -169,23 +169,25 @@ def apart(options: argparse.Namespace) -> None:
 
 
 def ions(options: argparse.Namespace) -> None:
-    """Divide the shards of separated ions: ions alone become the kind `ions`; pairs further than CUTOFF apart go.
+    """Divide the shards of separated ions for training and validation, which change: ions alone become the kind `ions`,
+    and pairs further than CUTOFF apart go.
 
-    A network with this cutoff cannot tell such a pair from the two alone, and the label has a charge that is spread
-    over both. With these labels, H3O+ alone had 0.22 eV too little.
+    A network with this cutoff cannot tell such a pair from the two alone, and the teacher's energies of both differ.
     """
     alone = pairs = 0
-    for path in sorted(options.geometries.glob("*-separated-*.npz")):
-        found: dict[bool, list[Geometry]] = {True: [], False: []}
-        for geometry in read_shard(path):
-            single = "." not in geometry.name
-            if single or connected(geometry.positions):
-                found[single].append(geometry)
-        path.unlink()
-        if found[True]:
-            alone += write_shard(path.with_name(path.name.replace("separated", "ions")), found[True])
-        if found[False]:
-            pairs += write_shard(path, found[False])
+    for subset in ("train", "validation"):
+        for path in sorted(options.geometries.glob(f"{subset}-separated-*.npz")):
+            found: dict[bool, list[Geometry]] = {True: [], False: []}
+            for geometry in read_shard(path):
+                single = "." not in geometry.name
+                if single or connected(geometry.positions):
+                    found[single].append(geometry)
+            if found[True]:
+                alone += write_shard(path.with_name(path.name.replace("separated", "ions")), found[True])
+            if found[False]:
+                pairs += write_shard(path, found[False])
+            else:
+                path.unlink()
     print(f"{alone} ions, {pairs} pairs")
 
 

@@ -286,15 +286,50 @@ def test_what_is_found_so_far_is_saved(tmp_path, monkeypatch, devices):
         assert run.followed == pytest.approx(report.time) if run.whole else run.followed < run.broken_at
 
 
-def test_files_of_an_earlier_check_are_kept_once(model_file, bonded, tmp_path, capsys, monkeypatch):
+def test_all_outcomes_of_a_batch_are_saved_at_once(tmp_path, monkeypatch):
+    """The clock passes a minute with each batch of two processes, and not between its replicas."""
+    model, saved, times = tmp_path / "tiny.tmn", [], iter([0.0, *(100.0 * (k // 2) for k in range(2, 40))])
+    monkeypatch.setattr(replicas, "clock", lambda: next(times))
+    save(tiny_potential(), model)
+    arguments = {"temperatures": [1, 2], "time": 0.01, "replicas": 3, "devices": "cpu,cpu"}
+    check_stability(model, [H2], save=lambda found: saved.append(found.to_dict()), **arguments)
+    ended = [[run["followed"] > 0 for run in found["runs"]] for found in saved]
+    assert ended == [[True] * 3 + [False] * 3, [True] * 6]
+
+
+def test_an_unfinished_check_has_files_of_its_own(model_file, bonded, tmp_path, capsys, monkeypatch):
+    """They are left when it is killed, replaced by the next check and removed at its end."""
     monkeypatch.setattr(replicas, "_SAVE_S", 0)
     write(tmp_path / "oh.xyz", [OH])
     arguments = [model_file, tmp_path / "oh.xyz", "--temperatures", "600", "--replicas", 1, "--output", tmp_path / "a"]
     assert stability(capsys, *arguments, "--time", 0.2)[0] == 0
-    first = (tmp_path / "a.json").read_bytes(), (tmp_path / "a_broken.xyz").read_bytes()
-    assert stability(capsys, *arguments, "--time", 0.3)[0] == 0
-    assert ((tmp_path / "a.json.old").read_bytes(), (tmp_path / "a_broken.xyz.old").read_bytes()) == first
-    assert json.loads((tmp_path / "a.json").read_text())["time"] == pytest.approx(0.3)
+    files = [tmp_path / "a.json", tmp_path / "a_broken.xyz"]
+    assert sorted(tmp_path.glob("a*")) == files
+    before, unfinished = [path.read_bytes() for path in files], tmp_path / "a_unfinished.json"
+
+    def killed(report, prefix, keep=True):
+        real(report, prefix, keep)
+        if report.frames:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        real = StabilityReport.write
+        patch.setattr(StabilityReport, "write", killed)
+        stability(capsys, *arguments, "--time", 0.3)
+    assert [path.read_bytes() for path in files] == before
+    (run,) = json.loads(unfinished.read_text())["runs"]
+    assert 0 < run["followed"] < run["broken_at"] and read(tmp_path / "a_unfinished_broken.xyz", ":")
+    assert stability(capsys, *arguments, "--time", 0.01)[0] == 0
+    assert sorted(tmp_path.glob("a*")) == [files[0], tmp_path / "a.json.old", tmp_path / "a_broken.xyz.old"]
+
+
+def test_a_save_that_fails_does_not_end_the_check(model_file, bonded, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(replicas, "_SAVE_S", 0)
+    write(tmp_path / "oh.xyz", [OH])
+    (tmp_path / "a_unfinished.json").mkdir()
+    arguments = [model_file, tmp_path / "oh.xyz", "--temperatures", "1", "--replicas", 1, "--output", tmp_path / "a"]
+    code, out, _ = stability(capsys, *arguments, "--time", 0.02)
+    assert code == 0 and "was not saved" in out and (tmp_path / "a.json").exists()
 
 
 def test_the_status_has_a_part_for_each_temperature(potential):

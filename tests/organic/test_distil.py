@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -265,6 +266,53 @@ def test_copies_of_scans(world, written, members):
     expected = energies(positions) + np.tile(differs, 2)
     np.testing.assert_allclose([float(frame.labels["energy"]) for frame in frames], expected, atol=1e-5)
     np.testing.assert_allclose(np.array([frame.system.pos.numpy() for frame in frames]), positions, atol=1e-6)
+
+
+def test_merged_labels_are_those_of_all_files(world, scripts, tmp_path, monkeypatch):
+    """Rows stay together, kinds apart; --part divides the sizes; other teachers and missing labels are refused."""
+    merge, rng = scripts("merge"), np.random.default_rng(0)
+
+    def label_file(name, kinds, teacher="A", drop=()):
+        with h5py.File(tmp_path / "labels" / name, "w") as file:
+            for kind, count in kinds.items():
+                energy = rng.normal(size=count)
+                data = {"energy": energy, "pos": np.tile(energy[:, None, None], (1, 3, 3)), "group": energy + 1}
+                for key, values in data.items():
+                    if key not in drop:
+                        file.create_dataset(f"{kind}/{key}", data=values).attrs["units"] = f"unit of {key}"
+            facts = {"teacher": teacher, "level_of_theory": "B", "dynamics": name, "frames": 0}
+            file.create_group("_metadata").attrs["json"] = json.dumps(facts)
+
+    def run(*more):
+        monkeypatch.setattr(sys, "argv", ["merge.py", str(tmp_path / "labels"), str(tmp_path / "merged"), *more])
+        merge.main()
+
+    (tmp_path / "labels").mkdir()
+    with pytest.raises(SystemExit, match=r"no files of label\.py"):
+        run()
+    label_file("train-003-0000.h5", {"dimers": 4, "water": 2})
+    label_file("train-003-0001.h5", {"dimers": 3})
+    label_file("validation-003-0000.h5", {"water": 5})
+    for part in ("0/3", "1/3", "2/3"):
+        run("--part", part)
+    assert sorted(path.name for path in (tmp_path / "merged").iterdir()) == ["train-003.h5", "validation-003.h5"]
+    with h5py.File(tmp_path / "merged" / "train-003.h5") as file:
+        assert {kind: len(group["energy"]) for kind, group in file.items() if kind[0] != "_"} == {
+            "dimers": 7,
+            "water": 2,
+        }
+        for group in (file["dimers"], file["water"]):
+            np.testing.assert_array_equal(group["pos"][:, 1, 2], group["energy"][:])
+            np.testing.assert_array_equal(group["group"][:], group["energy"][:] + 1)
+            assert group["pos"].attrs["units"] == "unit of pos"
+        facts = json.loads(file["_metadata"].attrs["json"])
+    assert facts["frames"] == 9 and facts["dynamics"] == ["train-003-0000.h5", "train-003-0001.h5"]
+    label_file("train-003-0002.h5", {"dimers": 1}, drop=("group",))
+    with pytest.raises(SystemExit, match=r"0002\.h5: dimers does not have the same labels"):
+        run()
+    label_file("train-003-0002.h5", {"dimers": 1}, teacher="C")
+    with pytest.raises(SystemExit, match="train-003: the files have different teachers"):
+        run()
 
 
 @pytest.mark.slow

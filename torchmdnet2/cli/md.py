@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -242,13 +243,13 @@ def _stability(options: argparse.Namespace) -> int:
     inputs = [options.model, split_index(options.frames)[0]]
     frames, numbers = read_frames(options.frames)
     prefix = output_prefix(options.output, "stability", StabilityReport.files, inputs)
-    console, saved = make_console(), False
+    console, unfinished = make_console(), prefix.with_name(prefix.name + "_unfinished")
 
-    def save(found: StabilityReport) -> list[Path]:
-        nonlocal saved
-        written = found.write(prefix, keep=not saved)
-        saved = True
-        return written
+    def save(found: StabilityReport) -> None:
+        try:
+            found.write(unfinished, keep=False)
+        except OSError as error:
+            console.print(f"note: what is found so far was not saved: {error}", highlight=False, markup=False)
 
     report = check_stability(
         options.model,
@@ -267,7 +268,10 @@ def _stability(options: argparse.Namespace) -> int:
         save=save,
         **opening(options, [options.model]),
     )
-    written = save(report)
+    written = report.write(prefix)
+    for path in StabilityReport.files(unfinished):
+        with suppress(OSError):
+            path.unlink()
     _print(report, f"{options.model}: {report.time:g} ps from {options.frames}")
     console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True, markup=False)
     return int(options.fail and not report.survived)

@@ -175,7 +175,7 @@ class StabilityReport:
 
         Args:
             prefix: of the files' names, folder included.
-            keep: keep files that are there as ….old; False: they are of this check.
+            keep: keep files that are there as ….old; False: replace them.
 
         Returns:
             The files that were written.
@@ -186,8 +186,7 @@ class StabilityReport:
         report, broken = self.files(prefix)
         atomic_write(report, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", keep=keep)
         if not self.frames:
-            if keep:
-                keep_old(broken)  # which belongs to another check
+            keep_old(broken) if keep else broken.unlink(missing_ok=True)  # which belongs to another check
             return [report]
         text = io.StringIO()
         write(text, self.frames, format="extxyz")
@@ -554,8 +553,9 @@ def check_stability(
         coulomb: "pme" or "dsf" in periodic cells, as of `run_md`.
         numbers: numbers of the frames in messages and in the report, as in their file; default: 0, 1, …
         level: level of theory, of a model that was trained on several; None: its default.
-        save: function that gets what is found so far, once a minute (with several devices when a batch of replicas has
-            ended), so that it is not lost if the process is killed.
+        save: function that gets what is found so far, once a minute, so that it is not lost if the process is killed.
+            `followed` says how far each replica is. With several devices, only batches that have ended are known, in
+            their order.
 
     Raises:
         BadConfig: a number is out of range, or `devices` is not valid.
@@ -601,7 +601,6 @@ def check_stability(
 
         for result in run_replicas(runs, partial(opening.open, place), names, console, checked=save_in_time):
             found.append(result)
-            save_in_time()
     return report()
 
 
@@ -673,6 +672,8 @@ def run_replicas(
         for outcomes in in_order(range(len(batches)), pool):
             progress.report(outcomes)
             yield from outcomes
+            if checked is not None:
+                checked()
 
 
 def _batches(runs: Sequence[ReplicaRun], devices: int) -> list[list[ReplicaRun]]:

@@ -141,7 +141,10 @@ class Frames(TorchDataset):
         return Batch(sample, edges.joined(sizes, self.cutoff), frames.tolist())
 
     def read(self, order: Iterable[Sequence[int] | np.ndarray]) -> Iterator[tuple[np.ndarray, Sample]]:
-        """Yield the indices of the frames at some positions, and what the data set has of them."""
+        """Yield the indices of the frames at some positions, and what the data set has of them.
+
+        For threads that search neighbors: not every data set can be read by several threads, so this one reads.
+        """
         for items in order:
             frames = self.indices[np.asarray(items, dtype=np.int64)]
             yield frames, self.data.batch(frames)
@@ -159,7 +162,6 @@ class Frames(TorchDataset):
         """Number of directed edges of each frame, [len(self)]; unknown ones are searched."""
         if not isinstance(self.lists, EdgeMemory):
             return self.lists.count[self.indices]
-        # threads search; the data set is read here, since not every one can be read by several threads
         lists, parts = self.lists, self.read(in_order(len(self), 256))
         counts = in_threads(lambda part: lists.gather(part[0], part[1].system).count, parts)
         return np.concatenate([np.zeros(0, dtype=np.int64), *counts])

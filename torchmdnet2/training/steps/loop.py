@@ -111,7 +111,7 @@ def pack(
 
     order, device = in_order(len(frames), _AT_ONCE), potential.device
     begin = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
-    if isinstance(frames.lists, EdgeMemory):  # of any data set; not every one can be read by several threads
+    if isinstance(frames.lists, EdgeMemory):
         parts = in_threads(lambda found: packed(frames.with_edges(*found)), frames.read(order), begin)
     else:
         parts = in_threads(lambda positions: packed(frames.batch(positions)), order, begin)
