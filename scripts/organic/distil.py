@@ -270,12 +270,10 @@ def scans(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    one = verbs.add_parser("turned", help=turned.__doc__)
-    one.add_argument("geometries", type=Path, help="folder of geometries.py")
-    one = verbs.add_parser("apart", help=apart.__doc__)
-    one.add_argument("geometries", type=Path, help="folder of geometries.py")
-    one = verbs.add_parser("ions", help=ions.__doc__)
-    one.add_argument("geometries", type=Path, help="folder of geometries.py")
+    of_geometries = {"turned": turned, "apart": apart, "ions": ions}
+    for verb, function in of_geometries.items():
+        one = verbs.add_parser(verb, help=function.__doc__)
+        one.add_argument("geometries", type=Path, help="folder of geometries.py")
     other = verbs.add_parser("scans", help=scans.__doc__)
     other.add_argument("scans", type=Path, help="torsions.npz, see large.py")
     other.add_argument("output", type=Path, help="folder")
@@ -285,7 +283,7 @@ def main() -> None:
     other.add_argument("--start", default="organic", help="the model that the training starts from")
     other.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    {"turned": turned, "apart": apart, "ions": ions, "scans": scans}[options.verb](options)
+    {**of_geometries, "scans": scans}[options.verb](options)
 
 
 if __name__ == "__main__":

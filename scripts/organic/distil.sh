@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Labels and training of distil.yaml on one host, as in docs/dev/organic.md ("Seventh call", with the
-# two changes for ions that it ends with). Run in an empty folder:
+# Labels and training of distil.yaml on one host, as in docs/dev/organic.md ("Seventh call"), with the two changes for
+# ions that are described there. Run in an empty folder:
 #
 #     bash scripts/organic/distil.sh GEOMETRIES torsions.npz m0.tmn,m1.tmn,m2.tmn,m3.tmn
 #
