@@ -12,7 +12,8 @@ pytest.importorskip("triton", reason="the GPU kernels need triton")
 NAMES = [
     "inner", "norms", "scale", "mix", "product O(3)", "product SO(3)", "pair sum", "message", "embedding",
     "segment sum", "silu", "enveloped True", "enveloped False", "expnorm from 0.0", "expnorm from 0.5",
-    "gauss from 0.0", "gauss from 0.5", "normalise", "add square", "edge sum", "edge message",
+    "gauss from 0.0", "gauss from 0.5", "knots from 0.0", "knots from 0.5", "interpolation", "normalise", "add square",
+    "edge sum", "edge message",
 ]  # fmt: skip
 
 

@@ -3,7 +3,9 @@ Triton's interpreter and the tests on a GPU."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch import Tensor
 from torchmdnet2 import Potential, System
 from torchmdnet2.data import Sample
 from torchmdnet2.data.labels import GROUP
+from torchmdnet2.models.tensornet.training import PairTensorNet
+from torchmdnet2.models.tensornet.training_radial import Stencil
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps.batches import Batch
@@ -21,12 +25,14 @@ from torchmdnet2.training.steps.packed_frames import Capacity, PackedFrames
 from torchmdnet2.training.steps.replay import TrainingPass
 
 CUTOFF = 3.0
+STENCIL = Stencil(25, CUTOFF / 24)
 COULOMB = {"name": "coulomb", "charges": "predicted", "damping": "exp"}
 FIELD = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 2.5}
 CASES: dict[str, dict[str, Any]] = {
     "tensornet": {},
     "tensornet with properties": {"properties": [{"name": "dipole"}, {"name": "charges"}], "priors": [COULOMB]},
     "tensornet with relative energies": {"properties": [{"name": "charges"}], "group": True},
+    "tensornet with knots": {"knots": True},
     "tensornet2": {"model": {"name": "tensornet2", "q_dim": 2}},
     "tensornet2 with priors": {
         "model": {"name": "tensornet2", "q_dim": 2, "group": "SO(3)", "exact_charge": False, "rbf_type": "gauss"},
@@ -38,7 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
         "head": {"name": "scalar_coulomb", "q_weights": [1.0, 2.0, 0.5, 0.0]},
     },
 }
-"""name -> parts of the configuration; group: energies relative to the mean of a group are trained."""
+"""name -> parts of the configuration; group: energies relative to the mean of a group are trained; knots: filters are
+interpolated, also without kernels."""
 
 
 def frames() -> Batch:
@@ -63,7 +70,7 @@ def outcome(case: dict[str, Any], device: str, kernels: bool, width: int = 8) ->
     torch.manual_seed(0)
     model = {"name": "tensornet", "hidden_channels": width, "num_layers": 1, "num_rbf": 4, "cutoff": CUTOFF}
     case = dict(case)
-    group = case.pop("group", False)
+    group, knots = case.pop("group", False), case.pop("knots", False)
     config = {**case, "model": {**model, "max_z": 10, **case.get("model", {})}, "elements": [1, 6, 8]}
     potential = Potential.from_config(config).double().to(device).train()
     charges = "charges" in potential.properties or potential.representation.reads_charge
@@ -83,7 +90,8 @@ def outcome(case: dict[str, Any], device: str, kernels: bool, width: int = 8) ->
     average = [p.detach().clone() for p in parameters]
     update = Update(parameters, average, AdamW([{"params": parameters, "lr": 0.0}]), 1.0)
     work = TrainingPass(network, loss, update)
-    return gradients(work, batch)
+    with patch.object(PairTensorNet, "_stencil", lambda *_: STENCIL) if knots else nullcontext():
+        return gradients(work, batch)
 
 
 def gradients(work: TrainingPass, batch: Any) -> list[Tensor]:

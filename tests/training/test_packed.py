@@ -15,6 +15,7 @@ from ase.io import write
 from warm import warm_python
 
 from torchmdnet2 import Potential, System
+from torchmdnet2.models.tensornet import training_radial
 from torchmdnet2.models.tensornet.training_atoms import Mix
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.config import parse_config
@@ -121,6 +122,33 @@ def test_energies_forces_stress_and_gradients(name, kernels, options):
     ):
         if other is not None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_filters_interpolated_between_knots(monkeypatch):
+    """As with a filter of each pair: energies to 1e-7 eV, forces to 1e-5 eV/Å, gradients to 1e-5 of theirs."""
+    torch.manual_seed(0)
+    model = {"name": "tensornet", "hidden_channels": 16, "num_layers": 2, "num_rbf": 8, "cutoff": CUTOFF}
+    potential = Potential.from_config({"model": model, "elements": [1, 6, 8]}).double()
+    store = packed(structures())
+    need = store.size([0, 1, 2, 3])
+    batch = store.batch(torch.tensor([0, 1, 2, 3]), need)
+    found = []
+    for pairs_per_knot, interpolated in ((need.pairs, False), (0, True)):
+        monkeypatch.setattr(training_radial, "_PAIRS_PER_KNOT", pairs_per_knot)
+        counted: list[int] = []
+        stencil = training_radial.Stencil.knots
+        monkeypatch.setattr(training_radial.Stencil, "knots", lambda *a, f=stencil: (counted.append(1), f(*a))[1])
+        result = PackedNetwork(potential, 3, True, True, use_kernels=True)(batch)
+        assert bool(counted) is interpolated
+        loss = objective(result.energy, result.forces, result.stress)
+        gradients = torch.autograd.grad(loss, list(potential.parameters())[:-1], allow_unused=True)
+        found.append((result, [g for g in gradients if g is not None]))
+    (fast, of_fast), (plain, of_plain) = found[1], found[0]
+    torch.testing.assert_close(fast.energy, plain.energy, rtol=0, atol=1e-7)
+    torch.testing.assert_close(fast.forces, plain.forces, rtol=0, atol=1e-5)
+    torch.testing.assert_close(fast.stress, plain.stress, rtol=0, atol=1e-6)
+    for one, other in zip(of_fast, of_plain, strict=True):
+        assert float((one - other).abs().max()) < 1e-5 * float(other.abs().max())
 
 
 def test_forces_compute_no_derivatives_of_weights(monkeypatch):

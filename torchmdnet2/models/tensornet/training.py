@@ -1,14 +1,15 @@
 """TensorNet as a function of pair vectors, for packed training: one filter for both directions of a pair.
 
 `model.py` is the specification. Shapes: M atoms, the last K alone, P pairs, K elements, R radial functions,
-F features; fields of tensors are [9, M, F].
+F features; fields of tensors are [9, M, F]. Where pairs are many, the network of the distance is evaluated at knots
+instead, see training_radial.py: then rows of radial functions are those of the knots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +21,32 @@ from ...neighbors.neighbor_list import safe_norm
 from ...potential.graph import Features
 from ..layers import ExpNormalBasis, GaussianBasis, safe_divide
 from .model import Interaction, TensorNet
-from .training_atoms import Inner, Mix, Product, Scale, enveloped, silu
+from .training_atoms import Inner, Mix, Product, Scale, add_square, enveloped, normalise, silu
 from .training_pairs import Basis, Embedding, Message, PairGeometry
-from .training_tensors import add_square, normalise
+from .training_radial import Interpolation, Stencil, lagrange
 
 __all__ = ["PairTensorNet"]
 
 
 _TRITON: Any = SimpleNamespace(
-    Embedding=Embedding, Inner=Inner, Message=Message, Product=Product, Scale=Scale, add_square=add_square,
-    normalise=normalise, silu=silu,
+    Embedding=Embedding, Inner=Inner, Interpolation=Interpolation, Message=Message, Product=Product, Scale=Scale,
+    add_square=add_square, normalise=normalise, silu=silu,
 )  # fmt: skip
 """On GPUs by kernels; without kernels, the plain expressions beside them."""
+
+
+class Radial(NamedTuple):
+    """What filters of pairs, and of an atom with itself, are made of.
+
+    Attributes:
+        functions: radial functions of each pair [P + 1, R], or at the knots, in float64.
+        factors: cutoff function [P + 1]; or weights of the knots [P + 1, POINTS], which contain it.
+        between: takes filters of pairs from those at the knots; None where there are none.
+    """
+
+    functions: Tensor
+    factors: Tensor
+    between: Interpolation | None = None
 
 
 class PairTensorNet(PairNetwork):
@@ -74,16 +89,17 @@ class PairTensorNet(PairNetwork):
     def __call__(self, r: Tensor) -> Features:
         """Return the scalar features [M, F]."""
         model = self.model
-        rbf, envelope, geometry = self._values(r)
-        x = self._embed(rbf, envelope, geometry)
+        stencil = self._stencil(r.shape[0])
+        radial, geometry = self._at_pairs(r) if stencil is None else self._at_knots(r, stencil)
+        x = self._embed(radial, geometry)
         isotropic = [x[0]]
         for layer in model.layers:
             assert isinstance(layer, Interaction)
-            f = rbf
+            f = radial.functions
             *hidden, last = layer.linears_scalar
             for linear in hidden:
-                f = self.act(linear(f))
-            f = self._filter(last(f), envelope, activate=True)
+                f = self.act(_linear(f, *linear.parameters()))
+            f = self._filter(_linear(f, *last.parameters()), radial, activate=True)
             x = self._interact(x, f, layer.linears_tensor)
             isotropic.append(x[0])
         summed = isinstance(model, TensorNet)  # TensorNet2 comes here too
@@ -93,20 +109,47 @@ class PairTensorNet(PairNetwork):
         norms = self.inner.norms(x).transpose(0, 1).flatten(1)
         return self.act(self.model.linear(self.model.out_norm(norms)))
 
-    def _values(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return radial basis [P + 1, R], cutoff function [P + 1], geometry [P + 1, 9]; last row: an atom and
-        itself."""
-        model, layer = self.model, self.model.tensor_embedding
-        basis = _kernel_basis(model.distance_expansion) if self.triton else None
+    def _stencil(self, num_pairs: int) -> Stencil | None:
+        """Return the knots of the filters; None where each pair has a row of its own, as without kernels."""
+        if not self.use_kernels:
+            return None
+        num_radial = self.model.tensor_embedding.distance_proj1.in_features
+        return Stencil.for_pairs(num_pairs, num_radial, self.model.envelope.upper)
+
+    def _at_pairs(self, r: Tensor) -> tuple[Radial, Tensor]:
+        """Return radial functions of the pairs, and geometry [P + 1, 9]; the last row is an atom and itself."""
+        basis = _kernel_basis(self.model.distance_expansion) if self.triton else None
         if basis is not None:
-            return PairGeometry(r, basis, model.envelope.lower, model.envelope.upper, layer.skew_sign)(r)
+            rbf, envelope, geometry = self._pair_geometry(r, basis)(r)
+            return Radial(rbf, envelope), geometry
+        distances, geometry = self._distances_and_geometry(r)
+        return Radial(self.model.distance_expansion(distances), self.model.envelope(distances)), geometry
+
+    def _at_knots(self, r: Tensor, stencil: Stencil) -> tuple[Radial, Tensor]:
+        """The same with radial functions at the knots."""
+        if self.triton:
+            pairs = self._pair_geometry(r, stencil)
+            first = pairs.first
+            weights, _, geometry = pairs(r)
+        else:
+            distances, geometry = self._distances_and_geometry(r)
+            first = stencil.first(distances.detach())
+            weights = lagrange(distances / stencil.spacing - first) * self.model.envelope(distances)[:, None]
+        between = self.ops.Interpolation(first, stencil.num_knots, self.use_kernels)
+        self.with_weights[between] = frozenset({0})
+        return Radial(self.model.distance_expansion(stencil.knots(r.device)), weights, between), geometry
+
+    def _pair_geometry(self, r: Tensor, basis: Basis | Stencil) -> PairGeometry:
+        envelope = self.model.envelope
+        return PairGeometry(r, basis, envelope.lower, envelope.upper, self.model.tensor_embedding.skew_sign)
+
+    def _distances_and_geometry(self, r: Tensor) -> tuple[Tensor, Tensor]:
         r = torch.cat([r, r.new_zeros(1, 3)])
         distances = safe_norm(r)
         # skew(u) is written for u from sender to receiver; a pair's vector points from its receiver to its sender
-        geometry = layer.geometry(-safe_divide(r, distances[:, None]))
-        return model.distance_expansion(distances), model.envelope(distances), geometry
+        return distances, self.model.tensor_embedding.geometry(-safe_divide(r, distances[:, None]))
 
-    def _embed(self, rbf: Tensor, envelope: Tensor, geometry: Tensor) -> Tensor:
+    def _embed(self, radial: Radial, geometry: Tensor) -> Tensor:
         layer, batch = self.model.tensor_embedding, self.batch
         elements = batch.z[-batch.num_elements :]
         of_receiver, of_sender = layer.emb2.weight.chunk(2, 1)
@@ -115,7 +158,7 @@ class PairTensorNet(PairNetwork):
         weights = one_hot(batch.element, batch.num_elements, table.dtype) @ table
         projections = [layer.distance_proj1, layer.distance_proj2, layer.distance_proj3]
         weight, bias = torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
-        f = self._filter(functional.linear(rbf, weight, bias), envelope, activate=False)
+        f = self._filter(_linear(radial.functions, weight, bias), radial, activate=False)
         x = self.embedding(f, geometry, weights)
         gate = layer.init_norm(self.inner.norms(x).sum(0))
         for linear in layer.linears_scalar:
@@ -123,12 +166,14 @@ class PairTensorNet(PairNetwork):
         gate = gate.unflatten(1, (3, -1)).transpose(0, 1)
         return self.scale(self.mix(x, _matrices(layer.linears_tensor, 0)), gate)
 
-    def _filter(self, x: Tensor, envelope: Tensor, activate: bool) -> Tensor:
+    def _filter(self, x: Tensor, radial: Radial, activate: bool) -> Tensor:
         """Return filters [P + 1, 3, F] that end at the cutoff."""
-        if self.triton and (self.silu or not activate):
-            f = enveloped(x, envelope, activate)
+        if radial.between is not None:
+            f = radial.between((self.act(x) if activate else x).to(radial.factors.dtype), radial.factors)
+        elif self.triton and (self.silu or not activate):
+            f = enveloped(x, radial.factors, activate)
         else:
-            f = (self.act(x) if activate else x) * envelope[:, None]
+            f = (self.act(x) if activate else x) * radial.factors[:, None]
         return f.unflatten(1, (3, -1))
 
     def _interact(self, x: Tensor, f: Tensor, linears: nn.ModuleList) -> Tensor:
@@ -155,6 +200,11 @@ def _kernel_basis(basis: nn.Module) -> Basis | None:
     if isinstance(basis, GaussianBasis):
         return Basis(basis.offset, -basis.coeff.expand_as(basis.offset))
     return None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x Wᵀ + b in the precision of x: at the knots it is float64, whatever the network has."""
+    return functional.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
 
 def _matrices(linears: nn.ModuleList, first: int) -> Tensor:

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from ...core.triton_launch import FUSED_ARITHMETIC, tl, triton
 from ...kernels.pair_ops import MultilinearOp, Pairs
 from .training_atoms import times_parts
+from .training_radial import POINTS, Stencil
 
 __all__ = [
     "Basis", "Embedding", "Message", "PairGeometry", "edges_of_row", "gather_messages", "pair_atoms", "row_tile",
@@ -471,6 +472,7 @@ def _embed_geometry(
 # of the values and of the vectors r are differentiated.
 
 _BLOCK = 32
+_GAUSSIAN, _EXPNORM, _KNOTS = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -494,24 +496,37 @@ class PairGeometry:
 
     Args:
         r: [P, 3] vectors in Å from the first atom of each pair to the second.
-        basis: radial functions.
+        basis: radial functions; or knots, whose weights times the cutoff function take their place, R = POINTS.
         start, stop: Å, where the cosine cutoff function begins (0: it is 1 at distance 0) and ends.
         skew_sign: of the antisymmetric part of the geometry, see model.py.
+
+    Attributes:
+        first: [P + 1] int32, the first knot of each row; empty without knots.
     """
 
-    def __init__(self, r: Tensor, basis: Basis, start: float, stop: float, skew_sign: int):
+    def __init__(self, r: Tensor, basis: Basis | Stencil, start: float, stop: float, skew_sign: int):
         self.r, self.skew_sign = r.detach().contiguous(), skew_sign
-        rows, num = r.shape[0] + 1, basis.centres.shape[0]
+        rows, knots = r.shape[0] + 1, isinstance(basis, Stencil)
+        num = POINTS if isinstance(basis, Stencil) else basis.centres.shape[0]
         self.sizes = {"R": num, "BR": triton.next_power_of_2(num), "BLOCK": _BLOCK}
         self.rbf, self.rbf_slope = r.new_empty(rows, num), r.new_empty(rows, num)
         self.envelope, self.envelope_slope = r.new_empty(rows), r.new_empty(rows)
         self.geometry = r.new_empty(rows, 9)
-        centres, widths = (t.to(r.dtype).contiguous() for t in (basis.centres, basis.widths))
-        _values[(triton.cdiv(rows, _BLOCK),)](
-            self.rbf, self.rbf_slope, self.envelope, self.envelope_slope, self.geometry, self.r, centres, widths,
-            rows - 1, SKEW=skew_sign, START=start, STOP=stop, EXPNORM=basis.alpha != 0, ALPHA=basis.alpha,
-            LOWER=basis.lower, UPPER=basis.upper, **FUSED_ARITHMETIC, **self.sizes,
-        )  # fmt: skip
+        self.first = torch.empty(rows if knots else 0, dtype=torch.int32, device=r.device)
+        out = self.rbf, self.rbf_slope, self.envelope, self.envelope_slope, self.geometry
+        shape = {"SKEW": skew_sign, "START": start, "STOP": stop, **FUSED_ARITHMETIC, **self.sizes}
+        grid = (triton.cdiv(rows, _BLOCK),)
+        if isinstance(basis, Stencil):
+            _values[grid](
+                *out, self.first, self.r, self.r, self.r, rows - 1, KIND=_KNOTS, ALPHA=0.0, LOWER=0.0, UPPER=0.0,
+                SPACING=basis.spacing, LAST=basis.num_knots - POINTS, **shape,
+            )  # fmt: skip
+        else:
+            centres, widths = (t.to(r.dtype).contiguous() for t in (basis.centres, basis.widths))
+            _values[grid](
+                *out, self.first, self.r, centres, widths, rows - 1, KIND=_EXPNORM if basis.alpha else _GAUSSIAN,
+                ALPHA=basis.alpha, LOWER=basis.lower, UPPER=basis.upper, SPACING=1.0, LAST=0, **shape,
+            )  # fmt: skip
 
     def __call__(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the radial basis [P + 1, R], cutoff function [P + 1] and geometry [P + 1, 9], differentiable in r."""
@@ -592,9 +607,10 @@ def _cosine(d, START: tl.constexpr, STOP: tl.constexpr):
 
 @triton.jit
 def _values(
-    rbf, rbf_slope, envelope, envelope_slope, geometry, r, centres, widths, num, SKEW: tl.constexpr,
-    START: tl.constexpr, STOP: tl.constexpr, EXPNORM: tl.constexpr, ALPHA: tl.constexpr, LOWER: tl.constexpr,
-    UPPER: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr,
+    rbf, rbf_slope, envelope, envelope_slope, geometry, first, r, centres, widths, num, SKEW: tl.constexpr,
+    START: tl.constexpr, STOP: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LOWER: tl.constexpr,
+    UPPER: tl.constexpr, SPACING: tl.constexpr, LAST: tl.constexpr, R: tl.constexpr, BR: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = p <= num
@@ -605,21 +621,37 @@ def _values(
 
     k = tl.arange(0, BR)
     both = mask[:, None] & (k < R)[None, :]
-    centre, width = tl.load(centres + k, mask=k < R, other=0.0), tl.load(widths + k, mask=k < R, other=0.0)
-    if EXPNORM:
+    to = p[:, None] * R + k[None, :]
+    if KIND == 2:  # Lagrange's polynomials Π (s − b)/(k − b) and their slopes, times the cutoff function
+        before = (d / SPACING).to(tl.int32) - (R // 2 - 1)
+        before = tl.minimum(tl.maximum(before, 0), LAST)
+        tl.store(first + p, before, mask=mask)
+        s = d / SPACING - before.to(d.dtype)
+        weight, steep = tl.full((BLOCK, BR), 1.0, d.dtype), tl.zeros((BLOCK, BR), d.dtype)
+        for b in tl.static_range(R):
+            own = k == b
+            inverse = tl.where(own, 0.0, 1 / tl.where(own, 1, k - b).to(d.dtype))[None, :]
+            factor = tl.where(own[None, :], 1.0, (s[:, None] - b) * inverse)
+            steep = steep * factor + weight * inverse
+            weight = weight * factor
+        tl.store(rbf + to, value[:, None] * weight, mask=both)
+        tl.store(rbf_slope + to, slope[:, None] * weight + value[:, None] * steep / SPACING, mask=both)
+    elif KIND == 1:
+        centre, width = tl.load(centres + k, mask=k < R, other=0.0), tl.load(widths + k, mask=k < R, other=0.0)
         t = tl.exp(ALPHA * (LOWER - d))
         cut, cut_slope = _cosine(d, 0.0, UPPER)
         away = t[:, None] - centre[None, :]
         bell = tl.exp(-width[None, :] * away * away)
         # d exp(−β (t − μ)²)/dd with dt/dd = −α t
         steep = 2 * ALPHA * width[None, :] * away * t[:, None]
-        tl.store(rbf + p[:, None] * R + k[None, :], cut[:, None] * bell, mask=both)
-        tl.store(rbf_slope + p[:, None] * R + k[None, :], (cut_slope[:, None] + cut[:, None] * steep) * bell, mask=both)
+        tl.store(rbf + to, cut[:, None] * bell, mask=both)
+        tl.store(rbf_slope + to, (cut_slope[:, None] + cut[:, None] * steep) * bell, mask=both)
     else:
+        centre, width = tl.load(centres + k, mask=k < R, other=0.0), tl.load(widths + k, mask=k < R, other=0.0)
         away = d[:, None] - centre[None, :]
         bell = tl.exp(-width[None, :] * away * away)
-        tl.store(rbf + p[:, None] * R + k[None, :], bell, mask=both)
-        tl.store(rbf_slope + p[:, None] * R + k[None, :], -2 * width[None, :] * away * bell, mask=both)
+        tl.store(rbf + to, bell, mask=both)
+        tl.store(rbf_slope + to, -2 * width[None, :] * away * bell, mask=both)
 
     # the geometry is that of v = −u, which points from the second atom to the first
     vx, vy, vz = -ux, -uy, -uz

@@ -56,9 +56,10 @@ class PairTensorNet2(PairTensorNet):
         model = self.charged
         if not model.q_dim:
             return super().__call__(r)
-        rbf, envelope, geometry = self._values(r)
-        x = self._embed(rbf, envelope, geometry)
-        envelope = edge_ops.per_edge(envelope, self.batch.pairs)
+        radial, geometry = self._at_pairs(r)
+        x = self._embed(radial, geometry)
+        rbf = radial.functions
+        radial = radial._replace(factors=edge_ops.per_edge(radial.factors, self.batch.pairs))
         stages = [self._charges(x, model.charge_predict_0)]
         for layer, predict in zip(model.layers, model.charge_predicts, strict=True):
             assert isinstance(layer, Interaction) and isinstance(predict, ChargePredict)
@@ -66,7 +67,7 @@ class PairTensorNet2(PairTensorNet):
             f = self.act(self._first_layer(first, rbf, stages[-1].to(rbf.dtype)))  # type: ignore[arg-type]
             for linear in hidden:
                 f = self.act(linear(f))
-            x = self._interact(x, self._filter(last(f), envelope, activate=True), layer.linears_tensor)
+            x = self._interact(x, self._filter(last(f), radial, activate=True), layer.linears_tensor)
             stages.append(self._charges(x, predict))
         return Features(self._read_out(x), charges=torch.stack(stages, 1))
 
