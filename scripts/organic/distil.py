@@ -10,8 +10,9 @@
 Scans alone teach a few hundred kinds of torsions. The teacher carries what it has learned there to others: `turned`
 adds conformers with one bond turned by any angle, which `label.py` labels with all other geometries.
 
-`apart` adds pairs of neutral molecules far from each other, for each dimer, shared proton and substitution. `label.py`
-puts them into one group with these, so that relative energies are those of interactions and barriers.
+`apart` adds pairs of neutral molecules far from each other, for each dimer, shared proton and substitution, and the
+molecules of each fourth cluster of water. `label.py` puts them into one group with these, so that relative energies are
+those of interactions and barriers.
 
 `ions` makes a kind of ions alone and leaves out distant pairs, whose label has the charge of an ion on both molecules.
 
@@ -52,6 +53,8 @@ DISPLACED, SMALL_ANGLES = 0.03, (4.0, 12.0)  # Å a coordinate, degrees, of copi
 LARGEST_FORCE, LARGEST_SPREAD = 20.0, 1.5  # eV/Å, of copies
 PARTS = 3  # groups of a scan
 PAIRS = ("dimers", "substitutions", "protons")  # kinds of which `apart` has pairs
+CLUSTERS = "water"
+EVERY = 4  # of these clusters: groups are of five geometries
 DISTANCE = 15.0  # Å between molecules: beyond all cutoffs, so that only charges interact
 CUTOFF = 5.0  # Å, of the network in distil.yaml
 
@@ -150,8 +153,23 @@ def pair_apart(
     return pair._replace(positions=np.concatenate([a, b + between * along]))
 
 
+def cluster_apart(cluster: Geometry) -> Geometry:
+    """The molecules of a cluster of water, as they are, on a cubic lattice with DISTANCE between points.
+
+    Args:
+        cluster: named A.O.O, atoms of A first, then three of each water.
+    """
+    waters = cluster.name.count(".")
+    molecules = np.split(cluster.positions, len(cluster.numbers) - 3 * np.arange(waters, 0, -1))
+    side = round(np.ceil(len(molecules) ** (1 / 3)))
+    points = DISTANCE * np.argwhere(np.ones((side, side, side)))
+    return cluster._replace(
+        positions=np.concatenate([x - x.mean(0) + point for x, point in zip(molecules, points, strict=False)])
+    )
+
+
 def apart(options: argparse.Namespace) -> None:
-    """Write, for each shard of pairs for training and validation, the same molecules far apart."""
+    """Write, for each shard of pairs and of clusters of water for training and validation, the molecules far apart."""
     count = 0
     for subset in ("train", "validation"):
         molecules: dict[str, list[Geometry]] = defaultdict(list)
@@ -165,6 +183,9 @@ def apart(options: argparse.Namespace) -> None:
                 found = [geometry for geometry in made if geometry is not None]
                 if found:
                     count += write_shard(path.with_name(path.name.replace(kind, f"apart-{kind}")), found)
+        for path in sorted(options.geometries.glob(f"{subset}-{CLUSTERS}-[!a]*.npz")):  # not those of an earlier call
+            found = [cluster_apart(cluster) for cluster in list(read_shard(path))[::EVERY]]
+            count += write_shard(path.with_name(path.name.replace(CLUSTERS, f"{CLUSTERS}-apart")), found)
     print(f"{count} geometries")
 
 

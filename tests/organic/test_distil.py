@@ -115,6 +115,30 @@ def test_pairs_apart_are_a_kind_of_their_own(world, scripts, tmp_path, monkeypat
     assert not groups["conformers"] & groups["protons"]
 
 
+def test_clusters_of_water_apart(world, scripts, tmp_path, monkeypatch):
+    """Each fourth cluster: its molecules are as they were, beyond the network's cutoff, in the group of the cluster."""
+    shards, label, rng = world.shards, scripts("label"), np.random.default_rng(4)
+    water, ion = world.geometry("H2O"), np.array([8, 1])
+    places = rng.normal(0, 1, (5, 29, 3))
+    numbers = np.concatenate([ion, *[water.numbers] * 9])
+    clusters = [shards.Geometry("[OH-]" + 9 * ".O", numbers, place, -1) for place in places]
+    shards.write_shard(tmp_path / "train-water-0000.npz", clusters)
+    monkeypatch.setattr(sys, "argv", ["distil.py", "apart", str(tmp_path)])
+    for _ in range(2):
+        world.distil.main()
+    assert sorted(path.name for path in tmp_path.glob("*")) == ["train-water-0000.npz", "train-water-apart-0000.npz"]
+    found = list(shards.read_shard(tmp_path / "train-water-apart-0000.npz"))
+    assert len(found) == 2
+    of = np.append([0, 0], np.repeat(np.arange(1, 10), 3))  # the molecule of each atom
+    same = of[:, None] == of
+    for one, place in zip(found, places[::4], strict=True):
+        between, before = (np.linalg.norm(x[:, None] - x, axis=2) for x in (one.positions, place))
+        np.testing.assert_allclose(between[same], before[same], atol=2e-3)
+        assert between[~same].min() > 8 and one.charge == -1
+    (job,) = label.jobs_of(tmp_path, 99, 0)
+    assert set(job.kinds) == {"water"} and len(job.geometries) == 7 and len(set(job.groups)) == 2
+
+
 def test_ions_alone_and_pairs_within_the_cutoff(world, tmp_path):
     make, water = world.shards.Geometry, world.geometry("H2O")
 
