@@ -14,13 +14,12 @@ from torchmdnet2.models.tensornet import training_atoms as node_ops
 from torchmdnet2.models.tensornet import training_numba as numba_ops
 from torchmdnet2.models.tensornet import training_pairs as embedding_op
 from torchmdnet2.models.tensornet import training_pairs as pair_ops
-from torchmdnet2.models.tensornet import training_radial as radial_ops
 from torchmdnet2.models.tensornet2 import training_edges as edge_ops
 from torchmdnet2.models.tensornet2 import training_numba as edge_numba_ops
 
 M, F = checks.M, checks.F
-CASES = ["inner", "norms", "scale", "product", "message", "embedding", "interpolation", "silu", "normalise",
-         "add square", "edge sum", "edge message"]  # fmt: skip
+CASES = ["inner", "norms", "scale", "product", "message", "embedding", "silu", "normalise", "add square",
+         "edge sum", "edge message"]  # fmt: skip
 
 
 def run(name: str) -> None:
@@ -29,7 +28,6 @@ def run(name: str) -> None:
     tensors, filters = [numbers(9, M, F), numbers(9, M, F)], numbers(rows, 3, F)
     scale, square = node_ops.Scale(False), node_ops.Product(q / 2, "O(3)", False)
     norms = node_ops.Inner(False).norms
-    first, table = checks.interpolation()
     fast, plain, slots = {
         "inner": (numba_ops.Inner(True), node_ops.Inner(False), tensors),
         "norms": (numba_ops.Inner(True).norms, norms, tensors[:1]),
@@ -50,11 +48,6 @@ def run(name: str) -> None:
             numba_ops.Embedding(graph, True),
             embedding_op.Embedding(graph, False),
             [filters, numbers(rows, 9), numbers(M, 2 * F)],
-        ),
-        "interpolation": (
-            numba_ops.Interpolation(first, 20, True),
-            radial_ops.Interpolation(first, 20, False),
-            table,
         ),
         "silu": (numba_ops.silu, torch.nn.functional.silu, [numbers(M, F)]),
         "normalise": (

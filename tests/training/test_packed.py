@@ -15,8 +15,9 @@ from ase.io import write
 from warm import warm_python
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.models.tensornet import training_radial
+from torchmdnet2.models.tensornet.training import PairTensorNet
 from torchmdnet2.models.tensornet.training_atoms import Mix
+from torchmdnet2.models.tensornet.training_radial import Stencil
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
@@ -133,13 +134,9 @@ def test_filters_interpolated_between_knots(monkeypatch):
     need = store.size([0, 1, 2, 3])
     batch = store.batch(torch.tensor([0, 1, 2, 3]), need)
     found = []
-    for pairs_per_knot, interpolated in ((need.pairs, False), (0, True)):
-        monkeypatch.setattr(training_radial, "_PAIRS_PER_KNOT", pairs_per_knot)
-        counted: list[int] = []
-        stencil = training_radial.Stencil.knots
-        monkeypatch.setattr(training_radial.Stencil, "knots", lambda *a, f=stencil: (counted.append(1), f(*a))[1])
-        result = PackedNetwork(potential, 3, True, True, use_kernels=True)(batch)
-        assert bool(counted) is interpolated
+    for stencil in (None, Stencil(16 * 8 + 1, CUTOFF / (16 * 8))):
+        monkeypatch.setattr(PairTensorNet, "_stencil", lambda *_, stencil=stencil: stencil)
+        result = PackedNetwork(potential, 3, True, True, use_kernels=False)(batch)
         loss = objective(result.energy, result.forces, result.stress)
         gradients = torch.autograd.grad(loss, list(potential.parameters())[:-1], allow_unused=True)
         found.append((result, [g for g in gradients if g is not None]))

@@ -29,8 +29,8 @@ __all__ = ["PairTensorNet"]
 
 
 _TRITON: Any = SimpleNamespace(
-    Embedding=Embedding, Inner=Inner, Interpolation=Interpolation, Message=Message, Product=Product, Scale=Scale,
-    add_square=add_square, normalise=normalise, silu=silu,
+    Embedding=Embedding, Inner=Inner, Message=Message, Product=Product, Scale=Scale, add_square=add_square,
+    normalise=normalise, silu=silu,
 )  # fmt: skip
 """On GPUs by kernels; without kernels, the plain expressions beside them."""
 
@@ -110,8 +110,9 @@ class PairTensorNet(PairNetwork):
         return self.act(self.model.linear(self.model.out_norm(norms)))
 
     def _stencil(self, num_pairs: int) -> Stencil | None:
-        """Return the knots of the filters; None where each pair has a row of its own, as without kernels."""
-        if not self.use_kernels:
+        """Return the knots of the filters; None where each pair has a row of its own, as on CPUs: there reading and
+        writing the filters takes as long as the network of the distance."""
+        if not self.triton:
             return None
         num_radial = self.model.tensor_embedding.distance_proj1.in_features
         return Stencil.for_pairs(num_pairs, num_radial, self.model.envelope.upper)
@@ -135,7 +136,7 @@ class PairTensorNet(PairNetwork):
             distances, geometry = self._distances_and_geometry(r)
             first = stencil.first(distances.detach())
             weights = lagrange(distances / stencil.spacing - first) * self.model.envelope(distances)[:, None]
-        between = self.ops.Interpolation(first, stencil.num_knots, self.use_kernels)
+        between = Interpolation(first, stencil.num_knots, self.triton)
         self.with_weights[between] = frozenset({0})
         return Radial(self.model.distance_expansion(stencil.knots(r.device)), weights, between), geometry
 

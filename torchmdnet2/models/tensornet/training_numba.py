@@ -1,5 +1,5 @@
-"""The training operations of TensorNet on the CPU, for O(3): those of training_atoms.py, training_pairs.py and
-training_radial.py on kernels compiled by numba, in float32 and float64.
+"""The training operations of TensorNet on the CPU, for O(3): those of training_atoms.py and training_pairs.py on
+kernels compiled by numba, in float32 and float64.
 
 Each kernel reads its fields once and stores no intermediate results. Sums run row by row, on one thread, always in the
 same order. Kernels over pairs process real pairs only; rows of unused pairs and of an atom with itself are left
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...kernels.compiling_cpu import OPTIONS, compiled
 from ...kernels.pair_ops import UnaryOp
-from . import training_atoms, training_pairs, training_radial
+from . import training_atoms, training_pairs
 from .numba_kernels import (
     HALF,
     ONE,
@@ -41,9 +41,7 @@ from .numba_kernels import (
 )
 from .numba_kernels import product as product9
 
-__all__ = [
-    "Embedding", "Inner", "Interpolation", "Message", "Product", "Scale", "add_square", "normalise", "silu",
-]  # fmt: skip
+__all__ = ["Embedding", "Inner", "Message", "Product", "Scale", "add_square", "normalise", "silu"]
 
 ZERO = np.float32(0)
 
@@ -333,38 +331,6 @@ def silu_second(dx, dg, x, s, g, u):
             dx[p, k] = u[p, k] * g[p, k] * t * (ONE - t) * (TWO + v * (ONE - TWO * t))
 
 
-@kernel
-def interpolated(out, t, w, first):
-    """Σ_a w_pa t_(first_p + a)."""
-    for p in range(out.shape[0]):
-        k = first[p]
-        for c in range(out.shape[1]):
-            out[p, c] = (
-                w[p, 0] * t[k, c] + w[p, 1] * t[k + 1, c] + w[p, 2] * t[k + 2, c]
-                + w[p, 3] * t[k + 3, c] + w[p, 4] * t[k + 4, c] + w[p, 5] * t[k + 5, c]
-            )  # fmt: skip
-
-
-@kernel
-def row_dots(out, t, g, first):
-    """⟨t_(first_p + a), g_p⟩."""
-    for p in range(g.shape[0]):
-        for a in range(out.shape[1]):
-            total = ZERO * g[p, 0]
-            for c in range(g.shape[1]):
-                total += t[first[p] + a, c] * g[p, c]
-            out[p, a] = total
-
-
-@kernel
-def table_sums(out, w, g, first):
-    """Rows of a table: Σ w_pa g_p of the rows that take them."""
-    for p in range(g.shape[0]):
-        for a in range(w.shape[1]):
-            for c in range(g.shape[1]):
-                out[first[p] + a, c] += w[p, a] * g[p, c]
-
-
 # --- the operations ---
 
 
@@ -451,23 +417,6 @@ class Embedding(training_pairs.Embedding):
                 _run(embed_filters, out, c, z, g, *ends)
             own = training_pairs.own_embedding(z, g)
             out[-1, 0] = torch.dot(f[-1, 0], own) if slot == 1 else c[-1, 0] * own
-        return out
-
-
-class Interpolation(training_radial.Interpolation):
-    def interpolate(self, table: Tensor, weights: Tensor) -> Tensor:
-        out = table.new_empty(weights.shape[0], table.shape[1])
-        _run(interpolated, out, table, weights, self.first)
-        return out
-
-    def row_dots(self, table: Tensor, g: Tensor) -> Tensor:
-        out = g.new_empty(g.shape[0], training_radial.POINTS)
-        _run(row_dots, out, table, g, self.first)
-        return out
-
-    def sums(self, weights: Tensor, g: Tensor) -> Tensor:
-        out = g.new_zeros(self.num_knots, g.shape[1])
-        _run(table_sums, out, weights, g, self.first)
         return out
 
 
