@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data.dataset import select
-from ...data.edges import EdgeMemory, in_threads
+from ...data.edges import EdgeMemory, in_threads, search
 from ...data.labels import GROUP, LABELS, LEVEL, label_names
 from ...engine.graph import GraphMemory
 from ...engine.select import fast_path
@@ -129,8 +129,7 @@ def pack_part(
     one: AbstractContextManager | None = None,
 ) -> Part:
     """Pack some frames; arguments as `pack`; one: a lock, held while the priors are evaluated."""
-    with one or nullcontext():
-        energy, forces, tension = _baselines(batch, potential)
+    energy, forces, tension = _baselines(batch, potential, one or nullcontext())
     system, labels = batch.sample.system, batch.sample.labels
 
     weight = frame_weights(labels, loss)
@@ -184,39 +183,43 @@ def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> Furthe
     )
 
 
-def _baselines(batch: Batch, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
+def _baselines(batch: Batch, potential: Potential, one: AbstractContextManager) -> tuple[Tensor, Tensor, Tensor]:
     """Return baselines as `_baseline`, for each frame at its level of theory."""
     sample = batch.sample
     if not potential.level_names:
-        known = {potential.cutoff: batch.neighbors.to(potential.device)}
-        return _baseline(sample.system, potential, known)
+        return _baseline(sample.system, potential, one, {potential.cutoff: batch.neighbors})
     system, levels = sample.system, sample.labels[LEVEL].long()
     energy = torch.zeros(system.num_systems, dtype=torch.float64)
     forces, stress = torch.zeros(system.num_atoms, 3, dtype=torch.float64), energy.new_zeros(len(energy), 3, 3)
     for level in levels.unique().tolist():
         chosen = levels == level
         part = select(sample, chosen.nonzero()[:, 0].numpy()).system
-        alone = potential.at_level(potential.level_names[level])
-        energy[chosen], forces[chosen[system.batch]], stress[chosen] = _baseline(part, alone)
+        with one:
+            alone = potential.at_level(potential.level_names[level])
+        energy[chosen], forces[chosen[system.batch]], stress[chosen] = _baseline(part, alone, one)
     return energy, forces, stress
 
 
 def _baseline(
-    system: System, potential: Potential, known: Mapping[float, NeighborList] | None = None
+    system: System, potential: Potential, one: AbstractContextManager, known: Mapping[float, NeighborList] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return energies [B], forces [N, 3] and stress [B, 3, 3] of the constant shift and of the priors that do not read
-    the network's charges, on the CPU; known: lists by cutoff, which are not searched again."""
-    system = system.to(potential.device)
+    the network's charges, on the CPU; one: held while they are evaluated; known: lists by cutoff, which are not
+    searched again."""
     system.validate()
+    priors = [prior for prior in potential.priors if not prior.uses_charges]
+    found = dict(known or {})
+    for cutoff in {p.cutoff for p in priors if p.cutoff is not None and math.isfinite(p.cutoff)} - found.keys():
+        found[cutoff] = search(system, cutoff).joined(system.atom_counts.numpy(), cutoff)
+    system = system.to(potential.device)
     potential.check_elements(system.z)
-    with torch.enable_grad():
+    with one, torch.enable_grad():
         moved, leaves = with_leaves(system, forces=True, stress=True)
-        lists = PairLists(moved, known)
+        lists = PairLists(moved, {cutoff: edges.to(potential.device) for cutoff, edges in found.items()})
         energies = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
-        for prior in potential.priors:
-            if not prior.uses_charges:
-                prior.check(moved)
-                energies = energies + prior(moved, None if prior.cutoff is None else lists(prior.cutoff))
+        for prior in priors:
+            prior.check(moved)
+            energies = energies + prior(moved, None if prior.cutoff is None else lists(prior.cutoff))
         total = energies.new_zeros(system.num_systems).index_add(0, system.batch, energies)
         gradients = gradients_of(total, leaves, create_graph=False)
     stress = stress_of(gradients["strain"], system.volume.masked_fill(system.volume == 0, 1))
