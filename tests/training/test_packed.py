@@ -225,6 +225,23 @@ def test_training_equals_the_plain_loop(raw_config, change):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
 
 
+def test_repeated_frames_are_packed_once(raw_config, tmp_path):
+    """A source with a share repeats its frames: training is that of the plain loop, with groups in one batch."""
+    for name, frames in (("few", make_frames(4)), ("many", make_frames(12)[4:])):
+        for k, atoms in enumerate(frames):
+            atoms.info["group"] = k // 2 + 10 * len(name)
+        write(tmp_path / f"{name}.xyz", frames, format="extxyz")
+    few, many = ({"train": str(tmp_path / f"{name}.xyz"), "level": "one"} for name in ("few", "many"))
+    raw_config["data"] = {"sources": [{**few, "share": 0.6}, many], "split": {"validation": 0, "test": 0}}
+    raw_config["data"]["keys"] = {"group": "group"}
+    settings = {"device": "cpu", "precision": "float64", "max_epochs": 2, "batch_size": 4}
+    settings["loss"] = {"energy": 1, "forces": 5, "relative_energy": 2}
+    plain, fast = (trained(raw_config, packing, **settings) for packing in (False, True))
+    assert len(fast.packed.step.store) == 12 < len(fast.train)
+    for a, b in zip(plain.average.parameters(), fast.average.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_batches_without_labels_are_steps_of_gradient_zero(raw_config, tmp_path, optimizer):
     frames = make_frames(8)

@@ -153,6 +153,17 @@ class Frames(TorchDataset):
         return self.lists.gather(frames, system) if isinstance(self.lists, EdgeMemory) else self.lists.gather(frames)
 
     @cached_property
+    def once(self) -> tuple[Frames, np.ndarray]:
+        """These frames without repetitions, which sources with a share and bootstraps have; and the position of each of
+        these among them, [len(self)]."""
+        distinct, place = np.unique(self.indices, return_inverse=True)
+        if len(distinct) == len(self):
+            return self, np.arange(len(self))
+        frames = Frames(self.data, distinct, self.cutoff)
+        frames.lists = self.lists
+        return frames, place
+
+    @cached_property
     def atoms(self) -> np.ndarray:
         """Number of atoms of each frame, [len(self)]."""
         return self.data.sizes()[self.indices]
@@ -162,6 +173,9 @@ class Frames(TorchDataset):
         """Number of directed edges of each frame, [len(self)]; unknown ones are searched."""
         if not isinstance(self.lists, EdgeMemory):
             return self.lists.count[self.indices]
+        frames, place = self.once
+        if frames is not self:
+            return frames.edges[place]
         lists, parts = self.lists, self.read(in_order(len(self), 256))
         counts = in_threads(lambda part: lists.gather(part[0], part[1].system).count, parts)
         return np.concatenate([np.zeros(0, dtype=np.int64), *counts])
@@ -169,7 +183,7 @@ class Frames(TorchDataset):
     @cached_property
     def levels(self) -> np.ndarray:
         """Index of the level of theory of each frame in the list of their names, [len(self)]; 0 without levels."""
-        return np.nan_to_num(frame_labels(self.data, self.indices, LEVEL)).astype(np.int64)
+        return np.nan_to_num(self._labels(LEVEL)).astype(np.int64)
 
     @cached_property
     def groups(self) -> np.ndarray:
@@ -196,7 +210,11 @@ class Frames(TorchDataset):
     @cached_property
     def group_entries(self) -> np.ndarray:
         """What the data say of the group of each frame, as a number, [len(self)]; NaN where nothing."""
-        return frame_labels(self.data, self.indices, GROUP)
+        return self._labels(GROUP)
+
+    def _labels(self, name: str) -> np.ndarray:
+        frames, place = self.once
+        return frame_labels(self.data, frames.indices, name)[place]
 
     @property
     def has_groups(self) -> bool:

@@ -90,8 +90,8 @@ def frame_bytes(frame: Batch, potential: Potential, labels: Sequence[str]) -> in
 def pack(
     frames: Frames, potential: Potential, stress: bool, loss: LossConfig, labels: Sequence[str] = ()
 ) -> PackedFrames:
-    """Pack all frames on the potential's device; energies, forces and stress of the priors are subtracted from the
-    labels.
+    """Pack all frames on the potential's device, each once; energies, forces and stress of the priors are subtracted
+    from the labels.
 
     Priors that read the charges of the network are not subtracted: they change with the weights.
 
@@ -101,7 +101,11 @@ def pack(
         stress: keep stress labels.
         loss: with the weights of kinds of frames.
         labels: of `further_labels`.
+
+    Returns:
+        the frames in the order of `frames.once`.
     """
+    frames, _ = frames.once
     one = Lock()
 
     def packed(batch: Batch) -> Part:
@@ -279,6 +283,7 @@ def _further_labels(trainer: Trainer) -> list[str]:
 
 def _estimate(frames: Frames, potential: Potential, labels: Sequence[str]) -> int:
     """Return the memory that frames take when packed, from some of them."""
+    frames, _ = frames.once
     step = max(1, len(frames) // _SAMPLE)
     sizes = [frame_bytes(frames[k], potential, labels) for k in range(0, len(frames), step)]
     return int(sum(sizes) / len(sizes) * len(frames))
@@ -328,8 +333,6 @@ class PackedLoop:
             store = pack(trainer.validation, trainer.potential, stress, config.loss, labels)
             most = max(map(len, measured_batches(trainer.validation, config)))
             self.measure = self._replayed(store, most, self.errors)
-        self._groups = [None if part is None or not trains_groups(config) else part.loss_groups
-                        for part in (trainer.train, trainer.validation)]  # fmt: skip
         self.devices.at_end(self.forget_graphs)
         self._since: list[Sequence[int]] = []  # batches since the last check
         self._loss = math.nan
@@ -349,12 +352,19 @@ class PackedLoop:
         tf32 = self.trainer.config.precision == "tf32"
         return GraphedPass(store, frames, work.body, work.warm_up, tf32, self._memory)
 
+    def _shares(self, frames: Frames, replayed: GraphedPass, order: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the packed frames of this process in each batch of positions."""
+        _, place = frames.once
+        groups = frames.loss_groups if trains_groups(self.trainer.config) else None
+        work = replayed.store.num_pairs[place]
+        return [place[self.devices.share(chosen, work, groups)].tolist() for chosen in order]
+
     def steps(self, order: Sequence[Sequence[int]]) -> Iterator[float]:
         """Do the steps of these batches; yields the latest known loss after each."""
         trainer = self.trainer
         if self.training.set_loss(trainer.loss):
             self.step.clear()
-        shares = [self.devices.share(chosen, self.step.store.num_pairs, self._groups[0]) for chosen in order]
+        shares = self._shares(trainer.train, self.step, order)
         self.step.expect(shares)
         for chosen, share in zip(order, shares, strict=True):
             rates = rates_of(trainer.optimizer, trainer.learning_rate.rate(trainer.step_count))
@@ -379,8 +389,8 @@ class PackedLoop:
 
     def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums:
         """Compute errors of the averaged weights on the validation frames."""
-        assert self.measure is not None
-        shares = [self.devices.share(chosen, self.measure.store.num_pairs, self._groups[1]) for chosen in positions]
+        assert self.measure is not None and self.trainer.validation is not None
+        shares = self._shares(self.trainer.validation, self.measure, positions)
         self.measure.expect(shares)
         for share in shares:
             self.measure(share)
