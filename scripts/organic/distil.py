@@ -14,7 +14,7 @@ adds conformers with one bond turned by any angle, which `label.py` labels with 
 molecules of each fourth cluster of water. `label.py` puts them into one group with these, so that relative energies are
 those of interactions and barriers.
 
-`ions` makes a kind of ions alone and leaves out distant pairs, whose label has the charge of an ion on both molecules.
+`ions` leaves out ions alone where they are not of the kind `separated`, which `organic` labels.
 
 `scans` writes SUBSET.h5, scans with the reference's energies, and copies.h5. The mean energy of a scan becomes that of
 the model that the training starts from: the teacher's would differ by an offset of some meV an atom, larger than the
@@ -35,8 +35,6 @@ import numpy as np
 import torch
 from ase.data import covalent_radii
 from large import Scan, read_scans, subset_of
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 from scipy.spatial.transform import Rotation
 from shards import Geometry, bonded, read_shard, seed_of, write_shard
 from stretched import side
@@ -56,7 +54,6 @@ PAIRS = ("dimers", "substitutions", "protons")  # kinds of which `apart` has pai
 CLUSTERS = "water"
 EVERY = 4  # of these clusters: groups are of five geometries
 DISTANCE = 15.0  # Å between molecules: beyond all cutoffs, so that only charges interact
-CUTOFF = 5.0  # Å, of the network in distil.yaml
 
 
 class Axis(NamedTuple):
@@ -190,32 +187,23 @@ def apart(options: argparse.Namespace) -> None:
 
 
 def ions(options: argparse.Namespace) -> None:
-    """Divide the shards of separated ions for training and validation, which change: ions alone become the kind `ions`,
-    and pairs further than CUTOFF apart go.
+    """Leave out, from shards of other kinds for training and validation, ions that are alone in shards of separated
+    ones, too: these are labelled by another model, and the two energies of one ion differ."""
 
-    A network with this cutoff cannot tell such a pair from the two alone, and the teacher's energies of both differ.
-    """
-    alone = pairs = 0
+    def key(geometry: Geometry) -> tuple[int, ...]:
+        return (geometry.charge, *sorted(geometry.numbers.tolist()))
+
+    count = 0
     for subset in ("train", "validation"):
-        for path in sorted(options.geometries.glob(f"{subset}-separated-*.npz")):
-            found: dict[bool, list[Geometry]] = {True: [], False: []}
-            for geometry in read_shard(path):
-                single = "." not in geometry.name
-                if single or connected(geometry.positions):
-                    found[single].append(geometry)
-            if found[True]:
-                alone += write_shard(path.with_name(path.name.replace("separated", "ions")), found[True])
-            if found[False]:
-                pairs += write_shard(path, found[False])
-            else:
-                path.unlink()
-    print(f"{alone} ions, {pairs} pairs")
-
-
-def connected(positions: np.ndarray) -> bool:
-    """Whether steps of at most CUTOFF lead from each atom to all others."""
-    near = csr_array(np.linalg.norm(positions[:, None] - positions, axis=2) < CUTOFF)
-    return connected_components(near, directed=False, return_labels=False) == 1
+        shards = {path: list(read_shard(path)) for path in sorted(options.geometries.glob(f"{subset}-*.npz"))}
+        separated = {path for path in shards if path.name.startswith(f"{subset}-separated-")}
+        alone = {key(g) for path in separated for g in shards[path] if "." not in g.name}
+        for path in shards.keys() - separated:
+            left = [geometry for geometry in shards[path] if key(geometry) not in alone]
+            if len(left) < len(shards[path]):
+                count += len(shards[path]) - len(left)
+                write_shard(path, left)
+    print(f"{count} geometries left out")
 
 
 def copies_of(scan: Scan) -> np.ndarray:

@@ -139,21 +139,18 @@ def test_clusters_of_water_apart(world, scripts, tmp_path, monkeypatch):
     assert set(job.kinds) == {"water"} and len(job.geometries) == 7 and len(set(job.groups)) == 2
 
 
-def test_ions_alone_and_pairs_within_the_cutoff(world, tmp_path):
+def test_ions_alone_have_one_label(world, tmp_path):
+    """Those among the separated ions stay there; the same ions go from other kinds, whatever their names are."""
     make, water = world.shards.Geometry, world.geometry("H2O")
-
-    def pair(distance):
-        return make("O.[F-]", np.append(water.numbers, 9), np.append(water.positions, [[distance, 0, 0]], 0), -1)
-
-    alone, far = make("[F-]", np.array([9]), np.zeros((1, 3)), -1), world.distil.CUTOFF
-    path = tmp_path / "train-separated-0000.npz"
-    world.shards.write_shard(path, [alone, pair(far - 0.1), pair(far + 1), alone])
-    world.shards.write_shard(tmp_path / "train-separated-0001.npz", [alone])
+    alone, same = (make(name, np.array([9]), np.zeros((1, 3)), -1) for name in ("[F-]", "fluoride"))
+    pair = make("O.[F-]", np.append(water.numbers, 9), np.append(water.positions, [[3.0, 0, 0]], 0), -1)
+    other = make("[Cl-]", np.array([17]), np.zeros((1, 3)), -1)
+    shards = {"separated": [alone, pair], "conformers": [water, same, other], "dimers": [pair]}
+    for kind, geometries in shards.items():
+        world.shards.write_shard(tmp_path / f"train-{kind}-0000.npz", geometries)
     world.distil.ions(SimpleNamespace(geometries=tmp_path))
-    (kept,) = world.shards.read_shard(path)
-    np.testing.assert_allclose(np.ptp(kept.positions[:, 0]), far - 0.1, atol=2e-3)
-    assert [len(list(world.shards.read_shard(tmp_path / f"train-ions-000{k}.npz"))) for k in (0, 1)] == [2, 1]
-    assert not (tmp_path / "train-separated-0001.npz").exists()
+    left = {kind: [g.name for g in world.shards.read_shard(tmp_path / f"train-{kind}-0000.npz")] for kind in shards}
+    assert left == {"separated": ["[F-]", "O.[F-]"], "conformers": ["H2O", "[Cl-]"], "dimers": ["O.[F-]"]}
 
 
 def torsion(x, a, b, c, d):

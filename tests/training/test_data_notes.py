@@ -79,12 +79,17 @@ def test_gradients_instead_of_forces(raw_config, tmp_path):
     assert "gradients" in note
 
 
-def test_labels_that_stand_out(raw_config, tmp_path):
+@pytest.mark.parametrize("repeated", [False, True])
+def test_labels_that_stand_out(raw_config, tmp_path, repeated):
     frames = make_frames(60)
     frames[7].calc.results["forces"] *= 1000
     frames[9].calc.results["energy"] += 500
     raw = written(raw_config, tmp_path, frames)
     raw["data"]["split"] = {"validation": 0, "test": 0}
+    if repeated:  # as those of a source with a share are
+        write(tmp_path / "other.xyz", make_frames(90)[60:], format="extxyz")
+        sources = [{"train": raw["data"].pop("train"), "share": 0.8}, {"train": str(tmp_path / "other.xyz")}]
+        raw["data"]["sources"] = [{**source, "level": "one"} for source in sources]
     said = notes(raw)
     for words, frame in (
         ("training frames have far larger forces than the others: ", 7),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -138,15 +138,20 @@ def _standing_out(setup: Setup) -> Iterator[str]:
         far = usual.forces(found)
         if len(far):
             rms = np.sqrt(found.force_square[far] / found.force_count[far])
-            listed = first_names([f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True)])
+            listed = _first_of(f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True))
             yield (
                 f"{what} frames have far larger forces than the others: {listed}; rms in eV/Å, where the median "
                 f"training frame has {usual.median_force:.3g}. Are these labels right?"
             )
         far = usual.energies(found)
         if len(far):
-            listed = first_names([frames.name(int(k)) for k in far])
+            listed = _first_of(frames.name(int(k)) for k in far)
             yield f"{what} frames have energies far from those of their atoms elsewhere: {listed}. Are they right?"
+
+
+def _first_of(names: Iterable[str]) -> str:
+    """As `first_names`, each once: sources with a share and bootstraps repeat frames."""
+    return first_names(list(dict.fromkeys(names)))
 
 
 def _close_atoms(setup: Setup) -> Iterator[str]:
