@@ -181,8 +181,10 @@ def apart(options: argparse.Namespace) -> None:
                 if found:
                     count += write_shard(path.with_name(path.name.replace(kind, f"apart-{kind}")), found)
         for path in sorted(options.geometries.glob(f"{subset}-{CLUSTERS}-[!a]*.npz")):  # not those of an earlier call
-            found = [cluster_apart(cluster) for cluster in list(read_shard(path))[::EVERY]]
-            count += write_shard(path.with_name(path.name.replace(CLUSTERS, f"{CLUSTERS}-apart")), found)
+            clusters = [geometry for geometry in read_shard(path) if "." in geometry.name]
+            found = [cluster_apart(cluster) for cluster in clusters[::EVERY]]
+            if found:
+                count += write_shard(path.with_name(path.name.replace(CLUSTERS, f"{CLUSTERS}-apart")), found)
     print(f"{count} geometries")
 
 

@@ -212,8 +212,8 @@ def test_repetitions_of_a_group_in_a_batch_are_on_one_device(two, tmp_path):
     for batch in (batch for epoch in range(4) for batch in training_batches(trainer.train, trainer.config, epoch)):
         labels = trainer.train.batch(batch).sample.labels
         scans = dict(zip(batch, torch.stack([labels[GROUP], labels[LEVEL]], 1).nan_to_num(-1).tolist(), strict=True))
-        work = trainer.packed.step.store.num_pairs
-        parts = [Devices(rank, 2).share(batch, work, trainer.packed._groups[0]) for rank in range(2)]
+        work = trainer.packed.step.store.num_pairs[trainer.train.once[1]]
+        parts = [Devices(rank, 2).share(batch, work, trainer.train.loss_groups) for rank in range(2)]
         found = [{tuple(scans[k]) for k in part if scans[k][0] >= 0} for part in parts]
         assert sorted(k for part in parts for k in part) == sorted(batch) and not found[0] & found[1]
         several |= any(
