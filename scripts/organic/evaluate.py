@@ -1,6 +1,8 @@
 """Stage 5: errors of a student on the labels of one subset, by kind of geometry, as a table and as JSON.
 
-python scripts/organic/evaluate.py work/organic/best.tmn work/labels --subset test --json work/organic/errors.json
+    python scripts/organic/evaluate.py work/organic/best.tmn work/labels --subset test --json work/organic/errors.json
+
+"relative" are energies relative to the mean of a group (label.py), which may have frames of several kinds.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
+from ase.units import kcal, mol
+
 from torchmdnet2 import load
 from torchmdnet2.checkpoint import read_header
 from torchmdnet2.core.files import atomic_write
 from torchmdnet2.data import open_dataset
+from torchmdnet2.data.labels import GROUP
 from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.steps.batches import Frames
 from torchmdnet2.training.steps.trainer import Properties
 
-KEYS = {"energy": "energy", "forces": "forces", "charges": "charges"}
+KEYS = {"energy": "energy", "forces": "forces", "charges": "charges", GROUP: "group"}
 
 
 def main() -> None:
@@ -40,14 +46,21 @@ def main() -> None:
     for k in range(len(dataset)):
         kinds[re.search(r"group '(\w+)'", dataset.name(k))[1]].append(k)  # type: ignore[index]
     found = {}
-    print(f"{'kind':12s} {'frames':>7s} {'energy, meV/atom':>17s} {'forces MAE, RMSE, meV/Å':>24s}")
+    head = f"{'kind':12s} {'frames':>7s} {'energy, meV/atom':>17s} {'forces MAE, RMSE, meV/Å':>24s}"
+    print(f"{head} {'relative, kcal/mol':>19s}")
+    everything = Frames(dataset, range(len(dataset)), potential.cutoff, cache_bytes=0)
+    by_frame = evaluate(potential, everything, Properties(forces=False), options.batch_size).by_frame
+    relative = by_frame.get("relative_energy", np.full(len(dataset), np.nan))
     for kind, indices in kinds.items():
         frames = Frames(dataset, indices, potential.cutoff, cache_bytes=0)
         errors = evaluate(potential, frames, Properties(forces=True, stress=False), options.batch_size).errors
+        known = relative[indices][np.isfinite(relative[indices])]
+        errors["relative_energy"] = {"mae": known.mean() if len(known) else None, "count": len(known), "unit": "eV"}
         found[kind] = {"frames": len(indices), **errors}
         energy, forces = errors["energy_per_atom"], errors["forces"]
         values = 1000 * energy["mae"], 1000 * forces["mae"], 1000 * forces["rmse"]
-        print(f"{kind:12s} {len(indices):7d} {values[0]:17.2f} {values[1]:13.1f} {values[2]:10.1f}")
+        last = f"{known.mean() / (kcal / mol):.2f}" if len(known) else "–"
+        print(f"{kind:12s} {len(indices):7d} {values[0]:17.2f} {values[1]:13.1f} {values[2]:10.1f} {last:>19s}")
     if options.json:
         facts = {"model": options.model, "sha256": read_header(options.model)["sha256"], "subset": options.subset}
         atomic_write(options.json, json.dumps({**facts, "errors": found}, indent=1) + "\n")

@@ -7,7 +7,8 @@ training, 300 or 600 K for validation and test. A frame is labelled every few st
 are evaluated together, also from different shards: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which
 `torchmdnet2 train` reads. Frames of a molecule, of at most GROUP geometries, have a number in common, `group`: their
 relative energies can be trained (keys: {group: group}, loss: {relative_energy: 2}). Frames with forces above
---largest-force, or where the teacher's networks disagree by more than --largest-spread, are left out and counted. A
+--largest-force, with atoms nearer than NEAREST, or where the teacher's networks disagree by more than --largest-spread,
+are left out and counted. A
 larger spread is worth while for training frames: an inaccurate repulsive wall is better than none.
 
 With --student MODEL.tmn the student drives the dynamics of training frames (active learning): of the frames that it
@@ -42,6 +43,7 @@ TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
 SAME = dict.fromkeys(("turned", "shifts"), "conformers")  # in groups
 SAME |= dict.fromkeys(("dimers", "substitutions", "protons", "apart"), "pairs")
 GROUP = 5  # most geometries of a molecule whose frames are in one group: a batch should have many molecules
+NEAREST = 0.5  # Å, between atoms; there a teacher may give an energy as for bonded ones
 HELD_OUT = (300.0, 600.0)  # of validation and test frames
 TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs
 HELD_OUT_FRAMES = 3  # of the dynamics from a geometry, at most
@@ -133,9 +135,12 @@ class Sampler:
     ) -> Frames:
         labels = self.teacher.label(numbers, positions, charge)
         largest = labels.forces.norm(dim=2).amax(1)
+        apart = (positions[:, :, None] - positions[:, None]).norm(dim=3)
+        apart.diagonal(dim1=1, dim2=2).fill_(torch.inf)
         tests = {
             "ran away": torch.zeros_like(largest, dtype=torch.bool) if moving is None else ~moving,
             "not finite": ~torch.isfinite(labels.energy) | ~torch.isfinite(largest),
+            "atoms at one place": ~(apart.amin((1, 2)) > NEAREST),
             "large forces": ~(largest < self.options.largest_force),
             "teacher is uncertain": ~(labels.spread < self.largest_spread),
         }

@@ -79,17 +79,18 @@ def test_dynamics_has_the_temperatures(scripts):
 
 
 def test_what_is_left_out(scripts, tmp_path):
-    """A frame with huge forces is counted and left out, and the others are not touched by it."""
+    """Frames with huge forces or with two atoms at one place are counted and left out; the others are not touched."""
     shards, label, teacher = scripts("shards"), scripts("label"), springs(scripts)
     given = molecules(scripts)
     wild = given[0]._replace(positions=given[0].positions * 20)
-    for name, geometries in (("with", [given[1], wild]), ("alone", [given[1]])):
+    near = given[0]._replace(positions=given[0].positions * [1, 0.1, 0.1])
+    for name, geometries in (("with", [given[1], wild, near]), ("alone", [given[1]])):
         shards.write_shard(tmp_path / f"{name}.npz", geometries)
         sampler = label.Sampler(teacher, None, argparse.Namespace(**{**vars(OPTIONS), "frames": 0}))
         geometries = list(shards.read_shard(tmp_path / f"{name}.npz"))
         job = label.Job(name, geometries, ["x"] * len(geometries))
         assert label.label_job(job, tmp_path / f"{name}.h5", sampler) == 1
-        assert sampler.left_out["large forces"] == (name == "with")
+        assert all(sampler.left_out[reason] == (name == "with") for reason in ("large forces", "atoms at one place"))
 
 
 @pytest.mark.parametrize("subset", ["train", "test"])
