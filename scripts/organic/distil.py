@@ -11,8 +11,8 @@ Scans alone teach a few hundred kinds of torsions. The teacher carries what it h
 adds conformers with one bond turned by any angle, which `label.py` labels with all other geometries.
 
 `apart` adds pairs of neutral molecules far from each other, for each dimer, shared proton and substitution, and the
-molecules of each fourth cluster of water. `label.py` puts them into one group with these, so that relative energies are
-those of interactions and barriers.
+molecules of each fourth cluster of water. `label.py` has groups of up to five geometries of the same molecules, apart
+or not, so that relative energies are those of interactions and barriers.
 
 `ions` leaves out ions alone where they are not of the kind `separated`, which `organic` labels.
 
@@ -189,8 +189,8 @@ def apart(options: argparse.Namespace) -> None:
 
 
 def ions(options: argparse.Namespace) -> None:
-    """Leave out, from shards of other kinds for training and validation, ions that are alone in shards of separated
-    ones, too: these are labelled by another model, and the two energies of one ion differ."""
+    """Leave out, from shards of other kinds for training and validation, what has the atoms and charge of an ion that
+    is alone in shards of separated ones: these are labelled by another model, and the two energies of one ion differ."""
 
     def key(geometry: Geometry) -> tuple[int, ...]:
         return (geometry.charge, *sorted(geometry.numbers.tolist()))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -80,14 +78,18 @@ def report(name: str, fast, plain, slots: list[torch.Tensor]) -> None:  # type: 
     print(json.dumps({"name": name, "value": orders[0], "first": orders[1], "second": orders[2]}))
 
 
-def forms(name: str, slots: list[torch.Tensor], cls: Callable[..., Any], *arguments: object) -> None:
+def forms(name: str, slots: list[torch.Tensor], cls: type, *arguments: object) -> None:
     report(name, cls(*arguments, True), cls(*arguments, False), slots)
 
 
-def interpolation() -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """First knots of twelve rows, both ends among them and one knot many times, and slots of an interpolation."""
-    first = torch.tensor([0, 5, 5, 3, 5, 5, 14, 5, 5, 5, 0, 9], dtype=torch.int32)
-    return first, [numbers(20, F), numbers(12, 6)]
+def interpolation() -> None:
+    """14 rows: both ends among their first knots, one knot many times, rows 11 and 12 padding with weights of 0."""
+    first = torch.tensor([0, 5, 5, 3, 5, 5, 14, 5, 5, 5, 0, 14, 14, 9], dtype=torch.int32)
+    count, real = torch.tensor([11], dtype=torch.int32), torch.ones(14, 1, dtype=torch.float64)
+    real[11:13] = 0
+    fast, plain = (Interpolation(first, 20, count, use_kernels) for use_kernels in (True, False))
+    slots = [numbers(20, F), numbers(14, 6)]
+    report("interpolation", lambda t, w: fast(t, w * real), lambda t, w: plain(t, w * real), slots)
 
 
 def radial(kind: str, lower: float) -> None:
@@ -152,8 +154,7 @@ def main() -> None:
             return enveloped(x, e, activate)
 
         report(f"enveloped {activate}", fast, plain, [numbers(M, F), numbers(M)])
-    first, slots = interpolation()
-    forms("interpolation", slots, Interpolation, first, 20)
+    interpolation()
     for kind in ("expnorm", "gauss", "knots"):
         for lower in (0.0, 0.5):
             radial(kind, lower)

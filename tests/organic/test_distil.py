@@ -116,7 +116,7 @@ def test_pairs_apart_are_a_kind_of_their_own(world, scripts, tmp_path, monkeypat
 
 
 def test_clusters_of_water_apart(world, scripts, tmp_path, monkeypatch):
-    """Each fourth cluster: its molecules are as they were, beyond the network's cutoff, in the group of the cluster."""
+    """Each fourth cluster: its molecules are as they were, beyond the network's cutoff, in a group of such clusters."""
     shards, label, rng = world.shards, scripts("label"), np.random.default_rng(4)
     water, ion = world.geometry("H2O"), np.array([8, 1])
     places = rng.normal(0, 1, (5, 29, 3))

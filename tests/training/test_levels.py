@@ -208,12 +208,16 @@ def test_repetitions_of_a_group_in_a_batch_are_on_one_device(two, tmp_path):
     two["data"]["sources"][1] |= {"share": 0.7, "keys": {"energy": "energy", "forces": "forces", "group": "scan"}}
     two["training"] |= {"batch_size": 9, "loss": {"energy": 0.1, "forces": 1, "relative_energy": 2}}
     trainer = trainer_of(two, packed=True)
-    several = False
+    several, place = False, trainer.train.once[1].tolist()
     for batch in (batch for epoch in range(4) for batch in training_batches(trainer.train, trainer.config, epoch)):
         labels = trainer.train.batch(batch).sample.labels
         scans = dict(zip(batch, torch.stack([labels[GROUP], labels[LEVEL]], 1).nan_to_num(-1).tolist(), strict=True))
-        work = trainer.packed.step.store.num_pairs[trainer.train.once[1]]
-        parts = [Devices(rank, 2).share(batch, work, trainer.train.loss_groups) for rank in range(2)]
+        parts = []
+        for rank in range(2):  # positions of the packed frames that each process takes
+            trainer.packed.devices = Devices(rank, 2)
+            (rows,) = trainer.packed._shares(trainer.train, trainer.packed.step, [batch])
+            left = list(batch)
+            parts.append([left.pop([place[k] for k in left].index(row)) for row in rows])
         found = [{tuple(scans[k]) for k in part if scans[k][0] >= 0} for part in parts]
         assert sorted(k for part in parts for k in part) == sorted(batch) and not found[0] & found[1]
         several |= any(

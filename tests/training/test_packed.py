@@ -146,6 +146,24 @@ def test_filters_interpolated_between_knots(monkeypatch):
     torch.testing.assert_close(fast.stress, plain.stress, rtol=0, atol=1e-6)
     for one, other in zip(of_fast, of_plain, strict=True):
         assert float((one - other).abs().max()) < 1e-5 * float(other.abs().max())
+    assert not torch.equal(fast.forces, plain.forces)
+
+
+def test_where_filters_are_interpolated():
+    """In large batches on a GPU in float32, with fixed radial functions that begin at 0."""
+
+    def stencil(pairs: int, dtype: torch.dtype = torch.float32, kernels: bool = True, **model) -> Stencil | None:
+        model = {"name": "tensornet", "hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": CUTOFF, **model}
+        potential = Potential.from_config({"model": model, "elements": [1, 6, 8]})
+        network = object.__new__(PairTensorNet)
+        network.model, network.triton = potential.representation, kernels
+        return network._stencil(torch.zeros(pairs, 3, dtype=dtype))
+
+    enough = 12 * 16 * 8
+    assert stencil(enough) == Stencil(16 * 8 + 1, CUTOFF / (16 * 8))
+    float64, on_cpu = stencil(enough, torch.float64), stencil(enough, kernels=False)
+    lower, trained = stencil(enough, cutoff_lower=0.5), stencil(enough, trainable_rbf=True)
+    assert [stencil(enough - 1), float64, on_cpu, lower, trained] == [None] * 5
 
 
 def test_forces_compute_no_derivatives_of_weights(monkeypatch):

@@ -16,7 +16,7 @@ import torch
 from ..neighbors import NeighborList, neighbor_list
 from ..system import System
 
-__all__ = ["EdgeMemory", "FrameEdges", "in_threads", "search"]
+__all__ = ["EdgeMemory", "FrameEdges", "are_small_molecules", "in_threads", "search"]
 
 
 _MOST = 8
@@ -92,6 +92,11 @@ class FrameEdges:
         return NeighborList(edge_index, shift, row_ptr, float(cutoff))
 
 
+def are_small_molecules(system: System) -> bool:
+    """Return whether all frames of a batch on the CPU are searched at once: none is large or has a cell."""
+    return system.atom_counts.numpy().max(initial=0) <= _DENSE_ATOMS and not bool(system.pbc.any())
+
+
 def search(system: System, cutoff: float) -> FrameEdges:
     """Return the edges of a batch of frames, as `neighbor_list` finds them.
 
@@ -100,7 +105,7 @@ def search(system: System, cutoff: float) -> FrameEdges:
         cutoff: cutoff in Å; pairs at d < cutoff are listed.
     """
     sizes = system.atom_counts.numpy()
-    if sizes.max(initial=0) <= _DENSE_ATOMS and not bool(system.pbc.any()):
+    if are_small_molecules(system):
         return _search_dense(system.pos.detach().numpy(), sizes, cutoff)
     found = neighbor_list(system, cutoff)
     ends = np.cumsum(sizes)

@@ -89,7 +89,7 @@ class PairTensorNet(PairNetwork):
     def __call__(self, r: Tensor) -> Features:
         """Return the scalar features [M, F]."""
         model = self.model
-        stencil = self._stencil(r.shape[0])
+        stencil = self._stencil(r)
         radial, geometry = self._at_pairs(r) if stencil is None else self._at_knots(r, stencil)
         x = self._embed(radial, geometry)
         isotropic = [x[0]]
@@ -109,13 +109,17 @@ class PairTensorNet(PairNetwork):
         norms = self.inner.norms(x).transpose(0, 1).flatten(1)
         return self.act(self.model.linear(self.model.out_norm(norms)))
 
-    def _stencil(self, num_pairs: int) -> Stencil | None:
-        """Return the knots of the filters; None where each pair has a row of its own, as on CPUs: there reading and
-        writing the filters takes as long as the network of the distance."""
-        if not self.triton:
+    def _stencil(self, r: Tensor) -> Stencil | None:
+        """Return the knots of the filters; None where each pair has a row of its own.
+
+        That is so on CPUs, where reading and writing the filters takes as long as the network of the distance; in
+        float64, which is the specification; and where radial functions may be narrower than the knots can follow.
+        """
+        envelope, basis = self.model.envelope, self.model.distance_expansion
+        trained = any(True for _ in basis.parameters())
+        if not self.triton or r.dtype == torch.float64 or envelope.lower > 0 or trained:
             return None
-        num_radial = self.model.tensor_embedding.distance_proj1.in_features
-        return Stencil.for_pairs(num_pairs, num_radial, self.model.envelope.upper)
+        return Stencil.for_pairs(r.shape[0], self.model.tensor_embedding.distance_proj1.in_features, envelope.upper)
 
     def _at_pairs(self, r: Tensor) -> tuple[Radial, Tensor]:
         """Return radial functions of the pairs, and geometry [P + 1, 9]; the last row is an atom and itself."""
@@ -136,7 +140,7 @@ class PairTensorNet(PairNetwork):
             distances, geometry = self._distances_and_geometry(r)
             first = stencil.first(distances.detach())
             weights = lagrange(distances / stencil.spacing - first) * self.model.envelope(distances)[:, None]
-        between = Interpolation(first, stencil.num_knots, self.triton)
+        between = Interpolation(first, stencil.num_knots, self.batch.pairs.count, self.triton)
         self.with_weights[between] = frozenset({0})
         return Radial(self.model.distance_expansion(stencil.knots(r.device)), weights, between), geometry
 

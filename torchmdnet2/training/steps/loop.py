@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...data.dataset import select
-from ...data.edges import EdgeMemory, in_threads, search
+from ...data.edges import EdgeMemory, are_small_molecules, in_threads, search
 from ...data.labels import GROUP, LABELS, LEVEL, label_names
 from ...engine.graph import GraphMemory
 from ...engine.select import fast_path
@@ -213,8 +213,9 @@ def _baseline(
     system.validate()
     priors = [prior for prior in potential.priors if not prior.uses_charges]
     found = dict(known or {})
-    for cutoff in {p.cutoff for p in priors if p.cutoff is not None and math.isfinite(p.cutoff)} - found.keys():
-        found[cutoff] = search(system, cutoff).joined(system.atom_counts.numpy(), cutoff)
+    if potential.device.type == "cpu" or are_small_molecules(system):  # else the GPU searches faster
+        for cutoff in {p.cutoff for p in priors if p.cutoff is not None and math.isfinite(p.cutoff)} - found.keys():
+            found[cutoff] = search(system, cutoff).joined(system.atom_counts.numpy(), cutoff)
     system = system.to(potential.device)
     potential.check_elements(system.z)
     with one, torch.enable_grad():
