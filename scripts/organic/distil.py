@@ -190,7 +190,7 @@ def apart(options: argparse.Namespace) -> None:
 
 def ions(options: argparse.Namespace) -> None:
     """Leave out, from shards of other kinds for training and validation, what has the atoms and charge of an ion that
-    is alone in shards of separated ones: these are labelled by another model, and the two energies of one ion differ."""
+    is alone in shards of separated ones: these are labelled by another model, and two energies of one ion differ."""
 
     def key(geometry: Geometry) -> tuple[int, ...]:
         return (geometry.charge, *sorted(geometry.numbers.tolist()))
