@@ -120,7 +120,7 @@ def test_blocks_of_large_records_are_small(tmp_path, monkeypatch):
     assert sum(sizes) == 50 and max(sizes) < 15
 
 
-@pytest.mark.parametrize("text", [gzip.compress(WATER.encode() * 9)[:-20], b"3 no gzip"])
+@pytest.mark.parametrize("text", [gzip.compress(WATER.encode() * 9)[:-20], b"3 no gzip"], ids=["cut", "no gzip"])
 def test_a_damaged_compressed_file_is_named(tmp_path, text):
     path = tmp_path / "in.xyz.gz"
     path.write_bytes(text)
