@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
+import torch
 from ase.units import kcal, mol
 
 from torchmdnet2 import load
@@ -23,6 +23,7 @@ from torchmdnet2.data import open_dataset
 from torchmdnet2.data.labels import GROUP
 from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.steps.batches import Frames
+from torchmdnet2.training.steps.loss import Residual, relative_errors
 from torchmdnet2.training.steps.trainer import Properties
 
 KEYS = {"energy": "energy", "forces": "forces", "charges": "charges", GROUP: "group"}
@@ -45,22 +46,28 @@ def main() -> None:
     kinds: dict[str, list[int]] = defaultdict(list)
     for k in range(len(dataset)):
         kinds[re.search(r"group '(\w+)'", dataset.name(k))[1]].append(k)  # type: ignore[index]
-    found = {}
     head = f"{'kind':12s} {'frames':>7s} {'energy, meV/atom':>17s} {'forces MAE, RMSE, meV/Å':>24s}"
     print(f"{head} {'relative, kcal/mol':>19s}")
-    everything = Frames(dataset, range(len(dataset)), potential.cutoff, cache_bytes=0)
-    by_frame = evaluate(potential, everything, Properties(forces=False), options.batch_size).by_frame
-    relative = by_frame.get("relative_energy", np.full(len(dataset), np.nan))
+    found, energies = {}, []
     for kind, indices in kinds.items():
         frames = Frames(dataset, indices, potential.cutoff, cache_bytes=0)
-        errors = evaluate(potential, frames, Properties(forces=True, stress=False), options.batch_size).errors
-        known = relative[indices][np.isfinite(relative[indices])]
-        errors["relative_energy"] = {"mae": known.mean() if len(known) else None, "count": len(known), "unit": "eV"}
-        found[kind] = {"frames": len(indices), **errors}
+        evaluation = evaluate(potential, frames, Properties(forces=True, stress=False), options.batch_size)
+        found[kind] = {"frames": len(frames), **evaluation.errors}
+        label, predicted = evaluation.pairs["energy_per_atom"]
+        error, groups = map(torch.from_numpy, ((predicted - label) * frames.atoms, frames.group_entries))
+        energies.append((Residual(error, torch.ones_like(error, dtype=torch.bool)), groups))
+    relative = relative_errors(energies)  # a group may have frames of several kinds
+    sizes = torch.where(relative.present, relative.error.abs(), torch.nan).split(
+        [len(groups) for _, groups in energies]
+    )
+    for (kind, errors), size in zip(found.items(), sizes, strict=True):
+        known = size[~size.isnan()]
+        mean = float(known.mean()) if len(known) else None
+        errors["relative_energy"] = {"mae": mean, "count": len(known), "unit": "eV"}
         energy, forces = errors["energy_per_atom"], errors["forces"]
         values = 1000 * energy["mae"], 1000 * forces["mae"], 1000 * forces["rmse"]
-        last = f"{known.mean() / (kcal / mol):.2f}" if len(known) else "–"
-        print(f"{kind:12s} {len(indices):7d} {values[0]:17.2f} {values[1]:13.1f} {values[2]:10.1f} {last:>19s}")
+        last = "–" if mean is None else f"{mean / (kcal / mol):.2f}"
+        print(f"{kind:12s} {errors['frames']:7d} {values[0]:17.2f} {values[1]:13.1f} {values[2]:10.1f} {last:>19s}")
     if options.json:
         facts = {"model": options.model, "sha256": read_header(options.model)["sha256"], "subset": options.subset}
         atomic_write(options.json, json.dumps({**facts, "errors": found}, indent=1) + "\n")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...core.triton_launch import FUSED_ARITHMETIC, tl, triton
-from ...kernels.pair_ops import MultilinearOp
+from ...kernels.pair_ops import MultilinearOp, UnaryOp
 from .model import compose, decompose, matmul, part_inner, part_norms
 from .triton_algebra import (
     anticommutator,
@@ -315,35 +315,19 @@ _BLOCK = 1024
 
 def silu(x: Tensor) -> Tensor:
     """x σ(x) for tensors of any shape, differentiable twice; one kernel for each derivative."""
-    return _Silu.apply(x.contiguous())
+    return _Silu()(x)
 
 
-class _Silu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+class _Silu(UnaryOp):
+    def value(self, x: Tensor) -> Tensor:
         return torch.nn.functional.silu(x)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _SiluGradient.apply(ctx.saved_tensors[0], gradients[0].contiguous())
-
-
-class _SiluGradient(torch.autograd.Function):
-    """g f'(x)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor) -> Tensor:
-        ctx.save_for_backward(x, g)
+    def gradient(self, x: Tensor, g: Tensor) -> Tensor:
         out = torch.empty_like(x)
         _silu_gradient[(triton.cdiv(x.numel(), _BLOCK),)](out, x, g, x.numel(), BLOCK=_BLOCK, **FUSED_ARITHMETIC)
         return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        x, g = ctx.saved_tensors
-        u = u.contiguous()
+    def second(self, x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         dx, dg = torch.empty_like(x), torch.empty_like(x)
         _silu_second[(triton.cdiv(x.numel(), _BLOCK),)](dx, dg, x, g, u, x.numel(), BLOCK=_BLOCK, **FUSED_ARITHMETIC)
         return dx, dg
@@ -476,43 +460,20 @@ def _enveloped_second(dx, de, dg, x, e, g, u, w, C: tl.constexpr, BC: tl.constex
 
 def normalise(x: Tensor) -> Tensor:
     """X/(‖X‖² + 1) of [9, M, F], twice differentiable."""
-    return _Normalise.apply(x.contiguous())
+    return _Normalise()(x)
 
 
-class _Normalise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        out = torch.empty_like(x)
-        num = x[0].numel()
-        _normalise[(triton.cdiv(num, BLOCK),)](out, x, num, BLOCK=BLOCK, **FUSED_ARITHMETIC)
-        return out
+class _Normalise(UnaryOp):
+    def value(self, x: Tensor) -> Tensor:
+        return _launch(_normalise, torch.empty_like(x), x[0].numel(), x)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _NormaliseGradient.apply(ctx.saved_tensors[0], gradients[0].contiguous())
+    def gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        """s g − 2 s² ⟨x, g⟩ W x with s = 1/(‖x‖² + 1), ‖x‖² = xᵀ W x."""
+        return _launch(_normalise_gradient, torch.empty_like(x), x[0].numel(), x, g)
 
-
-class _NormaliseGradient(torch.autograd.Function):
-    """s g − 2 s² ⟨x, g⟩ W x with s = 1/(‖x‖² + 1), ‖x‖² = xᵀ W x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor) -> Tensor:
-        ctx.save_for_backward(x, g)
-        out = torch.empty_like(x)
-        num = x[0].numel()
-        _normalise_gradient[(triton.cdiv(num, BLOCK),)](out, x, g, num, BLOCK=BLOCK, **FUSED_ARITHMETIC)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        x, g = ctx.saved_tensors
+    def second(self, x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         dx, dg = torch.empty_like(x), torch.empty_like(x)
-        num = x[0].numel()
-        _normalise_second[(triton.cdiv(num, BLOCK),)](
-            dx, dg, x, g, u.contiguous(), num, BLOCK=BLOCK, **FUSED_ARITHMETIC
-        )
+        _launch(_normalise_second, dx, x[0].numel(), dg, x, g, u)
         return dx, dg
 
 

@@ -277,7 +277,8 @@ def _symbols(numbers: list[int]) -> str:
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names, and the number of the others."""
+    """Return the first names, and the number of the others; frames that a training repeats count once."""
+    names = list(dict.fromkeys(names))
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,8 +75,8 @@ def _of_level(setup: Setup, level: int) -> Setup | None:
     """Return the part of a run at one level of theory; None without training frames."""
     frames = {}
     for name, part in setup.frames.items():  # each once: a source with a share repeats some
-        _, first = np.unique(part.indices, return_index=True)
-        frames[name] = part.of(np.intersect1d(first, np.flatnonzero(part.levels == level)))
+        distinct, _ = part.once
+        frames[name] = distinct.of(distinct.levels == level)
     frames = {name: part for name, part in frames.items() if len(part)}
     if "train" not in frames:
         return None
@@ -138,20 +138,15 @@ def _standing_out(setup: Setup) -> Iterator[str]:
         far = usual.forces(found)
         if len(far):
             rms = np.sqrt(found.force_square[far] / found.force_count[far])
-            listed = _first_of(f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True))
+            listed = first_names([f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True)])
             yield (
                 f"{what} frames have far larger forces than the others: {listed}; rms in eV/Å, where the median "
                 f"training frame has {usual.median_force:.3g}. Are these labels right?"
             )
         far = usual.energies(found)
         if len(far):
-            listed = _first_of(frames.name(int(k)) for k in far)
+            listed = first_names([frames.name(int(k)) for k in far])
             yield f"{what} frames have energies far from those of their atoms elsewhere: {listed}. Are they right?"
-
-
-def _first_of(names: Iterable[str]) -> str:
-    """As `first_names`, each once: sources with a share and bootstraps repeat frames."""
-    return first_names(list(dict.fromkeys(names)))
 
 
 def _close_atoms(setup: Setup) -> Iterator[str]:
