@@ -1,9 +1,10 @@
 """Filters of many pairs from few distances, for training.
 
-A filter is a function of the distance alone. Where a batch has many more pairs than the functions have features, the
-network of the distance is evaluated at evenly spaced distances, the knots, and each pair takes its filter from the
-POINTS knots around it by Lagrange interpolation. With 16 knots a radial function its error is far below the rounding of
-float32; that of the slopes becomes two to ten times as large, since they are differences of rounded values.
+A filter is a function of the distance alone. Where a batch has many more pairs than there are knots, which are evenly
+spaced distances, the network of the distance is evaluated at the knots, and each pair takes its filter from the POINTS
+knots around it by Lagrange interpolation. With 16 knots for each radial function the error of interpolation is far
+below the rounding of float32. Slopes are differences of rounded values: the rounding error of forces is two to ten
+times that of filters computed for each pair.
 
 Everything stays linear: in the table of values at the knots, and in the weights of the knots, which are fixed functions
 of the positions. So the derivatives of the loss by the parameters are exactly those of the interpolated filters.
