@@ -24,7 +24,7 @@ mkdir -p work/all work/taught work/kept work/labels logs
 shopt -s nullglob
 ln -sf "$geometries"/{train,validation}-*.npz work/all/
 "$python" "$here/distil.py" ions work/all > logs/ions.log 2>&1
-k=0 cores=$(nproc)
+k=0 cores=$(env -u OMP_NUM_THREADS nproc)
 for path in work/all/*-conformers-*.npz; do # links, so that all cores turn bonds
     mkdir -p work/part$((k % cores))
     cp -P "$path" work/part$((k++ % cores))/

@@ -1,0 +1,250 @@
+"""Energies of small structures by density functional theory, where the teacher errs: ωB97M-D3(BJ)/def2-TZVPPD.
+
+    python scripts/organic/dft.py energies work/dft/*.npz work/dft/energies.jsonl --part 0/2 --minutes 60
+    python scripts/organic/dft.py labels work/dft work/dft-labels --start r9.tmn
+    python scripts/organic/dft.py rest work/geometries work/rest --number 5000
+    python scripts/organic/label.py work/rest work/rest-labels --model r9.tmn --frames 0
+    torchmdnet2 train scripts/organic/dft.yaml --set init.file=r9.tmn
+
+The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
+reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip install
+pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), a line of JSON for each as it is done: `energy` of the whole
+and `alone` of each molecule by itself as it is in the structure, in eV without dispersion. What is in the file already
+is not computed again. The superposition of basis sets is left as it is, 0.03 of 3.8 kcal/mol for a pair of waters.
+
+`labels` reads the shards and lines of a folder and writes train.h5 and validation.h5. Absolute energies of the two
+levels differ, so a structure has the energy of its molecules by the model that a training starts from, and the
+interaction by density functional theory. Where atoms of two molecules are bonded, it is the energy relative to
+molecules of the same names in the folder, and so it is with rearrangements.
+
+`rest` copies geometries that such energies say nothing about, for labels of the start itself: without them the training
+would forget. Pairs that react, and those with water or charges, are not among them: the start is wrong there.
+
+ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
+D3(BJ) in its place (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from ase.units import Bohr, Hartree
+from scipy.sparse.csgraph import connected_components
+from shards import Geometry, bonded, read_shard, seed_of, write_shard
+from teachers import Model
+
+from torchmdnet2 import System
+from torchmdnet2.data import Sample, write_hdf5
+
+if TYPE_CHECKING:
+    from pyscf import gto
+
+BASIS, GRID = "def2-tzvppd", 3
+EFFECTIVE_CORE = {"I": BASIS}
+D3 = {"s6": 1.0, "s8": 0.3908, "s9": 0.0, "a1": 0.566, "a2": 3.128}
+VALIDATION = 5  # one structure of so many
+
+
+def molecule(geometry: Geometry) -> gto.Mole:
+    """A geometry with its basis functions."""
+    from pyscf import gto
+
+    atoms = [(chemical_symbols[z], place) for z, place in zip(geometry.numbers, geometry.positions, strict=True)]
+    return gto.M(atom=atoms, charge=geometry.charge, basis=BASIS, ecp=EFFECTIVE_CORE, verbose=0, max_memory=6000)
+
+
+def scf_energy(geometry: Geometry) -> float:
+    """Energy without dispersion, in eV; RuntimeError where it does not converge."""
+    from pyscf import dft
+
+    field = dft.RKS(molecule(geometry), xc="wb97m_v").density_fit()
+    field.nlc, field.grids.level, field.conv_tol = False, 1, 1e-6
+    field.kernel()  # on a coarse grid
+    density = field.make_rdm1()
+    field.grids.level, field.conv_tol = GRID, 1e-8
+    field.grids.build()
+    energy = field.kernel(dm0=density)
+    if not field.converged:
+        field = field.newton()
+        energy = field.kernel(dm0=density)
+        if not field.converged:
+            raise RuntimeError("the density does not converge")
+    return float(energy) * Hartree
+
+
+def molecules(geometry: Geometry) -> list[Geometry] | None:
+    """The molecules of the name as they are in the structure; None where bonds or charges do not tell which they are.
+
+    A charge belongs to the only molecule that has an odd number of electrons without it.
+    """
+    count, label = connected_components(bonded(geometry))
+    parts = [np.flatnonzero(label == k) for k in range(count)]
+    odd = [bool(geometry.numbers[part].sum() % 2) for part in parts]
+    if count != geometry.name.count(".") + 1 or sum(odd) != abs(geometry.charge) or sum(odd) > 1:
+        return None
+    return [
+        Geometry(f"{geometry.name} {k}", geometry.numbers[part], geometry.positions[part], geometry.charge * odd[k])
+        for k, part in enumerate(parts)
+    ]
+
+
+def energies(options: argparse.Namespace) -> None:
+    """Compute energies of shards."""
+    from pyscf import lib
+
+    lib.num_threads(1)
+    start, (k, n) = time.time(), map(int, options.part.split("/"))
+    done = {(row["shard"], row["index"]) for row in _rows([options.output])}
+    todo = [(path.stem, i, g) for path in options.shards for i, g in enumerate(read_shard(path))]
+    with options.output.open("a") as file:
+        for shard, index, geometry in sorted(todo, key=lambda row: seed_of(*row[:2]))[k::n]:
+            if time.time() - start > 60 * options.minutes:
+                break
+            if (shard, index) in done or molecule(geometry).nao > options.most:
+                continue
+            row: dict = {"shard": shard, "index": index, "name": geometry.name}
+            began = time.time()
+            try:
+                row["energy"] = scf_energy(geometry)
+                if len(parts := molecules(geometry) or []) > 1:
+                    row["alone"] = [scf_energy(part) for part in parts]
+            except RuntimeError as error:
+                row["failed"] = str(error)
+            print(json.dumps(row | {"seconds": round(time.time() - began, 1)}), file=file, flush=True)
+
+
+def _rows(paths: Sequence[Path]) -> list[dict]:
+    return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
+
+
+def dispersion(geometry: Geometry) -> float:
+    """D3(BJ) in eV, of pairs."""
+    import tad_dftd3
+
+    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in D3.items()}
+    numbers = torch.as_tensor(geometry.numbers.astype(np.int64))
+    if len(numbers) == 1:
+        return 0.0
+    return float(tad_dftd3.dftd3(numbers, torch.as_tensor(geometry.positions / Bohr), values).sum()) * Hartree
+
+
+def tensors(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Atomic numbers [n], positions [n, 3] in Å, charge."""
+    numbers = torch.as_tensor(geometry.numbers.astype(np.int64))
+    return numbers, torch.as_tensor(geometry.positions), torch.tensor(float(geometry.charge))
+
+
+def against(
+    geometry: Geometry, row: Mapping, known: Mapping[str, tuple[Geometry, float]]
+) -> tuple[list[Geometry], float] | None:
+    """What a structure's energy is relative to, and the difference in eV; None if that was not computed.
+
+    Args:
+        geometry: the structure.
+        row: its line of `energies`.
+        known: molecules by name, with their energies.
+    """
+    if "alone" in row:
+        parts = molecules(geometry)
+        assert parts is not None
+        other = sum(row["alone"])
+    else:
+        names = geometry.name.split(".")
+        if not all(name in known for name in names):
+            return None
+        parts, other = [known[name][0] for name in names], sum(known[name][1] for name in names)
+    return parts, row["energy"] - other + dispersion(geometry) - sum(map(dispersion, parts))
+
+
+def labels(options: argparse.Namespace) -> None:
+    """Write labels for a training."""
+    shards = {path.stem: list(read_shard(path)) for path in sorted(options.folder.glob("*.npz"))}
+    rows = {
+        (row["shard"], row["index"]): row for row in _rows(sorted(options.folder.glob("*.jsonl"))) if "energy" in row
+    }
+    known = {}
+    for (shard, index), row in rows.items():
+        if "-conformers-" in shard:
+            known[row["name"]] = shards[shard][index], row["energy"]
+    start = Model(options.start, "cpu")
+    found: dict[str, list[Sample]] = {"train": [], "validation": []}
+    left_out = 0
+    for (shard, index), row in sorted(rows.items()):
+        geometry = shards[shard][index]
+        relative = against(geometry, row, known)
+        if relative is None or "-conformers-" in shard:
+            left_out += relative is None
+            continue
+        parts, difference = relative
+        alone = [start.label(*(tensor[None] for tensor in tensors(part))).energy for part in parts]
+        z, pos, charge = tensors(geometry)
+        system = System(z=z, pos=pos, charge=charge[None])
+        subset = "validation" if seed_of("dft", shard, index) % VALIDATION == 0 else "train"
+        found[subset].append(Sample(system, {"energy": sum(alone) + difference}))
+    options.output.mkdir(parents=True, exist_ok=True)
+    for subset, samples in found.items():
+        samples.sort(key=lambda sample: sample.system.z.tolist())
+        write_hdf5(options.output / f"{subset}.h5", samples)
+        print(f"{subset}: {len(samples)} structures")
+    print(f"{left_out} left out, whose molecules were not computed")
+
+
+def keeps(geometry: Geometry, kind: str) -> bool:
+    """Whether the start's energy of a geometry stays as it is."""
+    names = geometry.name.split(".")
+    return len(names) == 1 or (kind == "dimers" and "O" not in names and not set("+-") & set(geometry.name))
+
+
+def rest(options: argparse.Namespace) -> None:
+    """Copy geometries whose energies stay, as many of each kind."""
+    paths: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for path in sorted(options.folder.glob("*.npz"), key=lambda path: seed_of("rest", path.name)):
+        subset, kind = path.stem.split("-")[:2]
+        if subset in ("train", "validation"):
+            paths[subset, kind].append(path)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for (subset, kind), shards in sorted(paths.items()):
+        most = options.number // (VALIDATION if subset == "validation" else 1) // len({kind for _, kind in paths})
+        rng, found = np.random.default_rng(seed_of("rest", subset, kind)), []
+        for path in shards:
+            kept = [geometry for geometry in read_shard(path) if keeps(geometry, kind)]
+            found += [kept[k] for k in rng.permutation(len(kept))[: 1 + most // 10]]  # of ten shards or more
+            if len(found) >= most:
+                break
+        if found:
+            write_shard(options.output / f"{subset}-{kind}-0000.npz", found[:most])
+        print(f"{subset} {kind}: {len(found[:most])} geometries")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("energies", help=energies.__doc__)
+    one.add_argument("shards", nargs="+", type=Path)
+    one.add_argument("output", type=Path, help="file of lines of JSON")
+    one.add_argument("--part", default="0/1", help="K/N: every Nth geometry, beginning with K")
+    one.add_argument("--minutes", type=float, default=1e9)
+    one.add_argument("--most", type=int, default=400, help="basis functions; larger geometries are left out")
+    other = verbs.add_parser("labels", help=labels.__doc__)
+    other.add_argument("folder", type=Path, help="shards and lines of `energies`")
+    other.add_argument("output", type=Path, help="folder")
+    other.add_argument("--start", required=True, help="the model that a training starts from")
+    third = verbs.add_parser("rest", help=rest.__doc__)
+    third.add_argument("folder", type=Path, help="of geometries.py")
+    third.add_argument("output", type=Path, help="folder")
+    third.add_argument("--number", type=int, default=5000, help="of geometries")
+    options = parser.parse_args()
+    {"energies": energies, "labels": labels, "rest": rest}[options.verb](options)
+
+
+if __name__ == "__main__":
+    main()

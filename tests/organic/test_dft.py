@@ -1,0 +1,113 @@
+"""scripts/organic/dft.py: which molecules a structure has, what its energy is relative to, labels."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2 import System, load
+from torchmdnet2.data import open_dataset
+
+WATER = np.array([[0, 0, 0.066], [0, 0.757, -0.52], [0, -0.757, -0.52]])
+
+
+@pytest.fixture
+def dft(scripts):
+    return scripts("dft")
+
+
+@pytest.fixture
+def geometry(scripts):
+    def made(name, numbers, positions, charge=0):
+        return scripts("shards").Geometry(name, np.array(numbers), np.array(positions, dtype=float), charge)
+
+    return made
+
+
+def pair(geometry, distance, name="O.[OH-]"):
+    """A molecule of water and hydroxide."""
+    positions = [*WATER, [distance, 0, 0], [distance, 0, 0.965]]
+    return geometry(name, [8, 1, 1, 8, 1], positions, -1)
+
+
+def test_molecules_are_told_by_bonds_and_electrons(dft, geometry):
+    water, hydroxide = dft.molecules(pair(geometry, 3.0))
+    assert water.numbers.tolist() == [8, 1, 1] and water.charge == 0
+    assert hydroxide.numbers.tolist() == [8, 1] and hydroxide.charge == -1
+    assert dft.molecules(pair(geometry, 1.4)) is None  # bonded
+    assert dft.molecules(pair(geometry, 3.0)._replace(charge=0)) is None  # a radical and no charge
+    assert dft.molecules(pair(geometry, 3.0, "O.O.[OH-]")) is None  # three names
+
+
+def test_energies_are_relative_to_the_molecules(dft, geometry, monkeypatch):
+    monkeypatch.setattr(dft, "dispersion", lambda g: -0.01 * len(g.numbers) ** 2)
+    apart, bonded = pair(geometry, 3.0), pair(geometry, 1.4)
+    parts, energy = dft.against(apart, {"energy": -10.0, "alone": [-6.0, -3.5]}, {})
+    assert len(parts) == 2 and energy == pytest.approx(-0.5 - 0.25 + 0.09 + 0.04)
+    known = {part.name: (part, value) for part, value in zip(parts, (-6.1, -3.6), strict=True)}
+    known = {"O": known[parts[0].name], "[OH-]": known[parts[1].name]}
+    _, energy = dft.against(bonded, {"energy": -10.0}, known)
+    assert energy == pytest.approx(-0.3 - 0.12)
+    assert dft.against(bonded, {"energy": -10.0}, {"O": known["O"]}) is None
+
+
+def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, monkeypatch):
+    """The lines of a second call are those that are missing; labels are the model's molecules and the interaction."""
+    computed = []
+
+    def energy(one):
+        computed.append(one.name)
+        return -5.0 * len(one.numbers) - (0.3 if "." in one.name and " " not in one.name else 0.0)
+
+    monkeypatch.setattr(dft, "scf_energy", energy)
+    monkeypatch.setattr(dft, "molecule", lambda one: SimpleNamespace(nao=20 * len(one.numbers)))
+    monkeypatch.setattr(dft, "dispersion", lambda one: 0.0)
+    monkeypatch.setitem(sys.modules, "pyscf", SimpleNamespace(lib=SimpleNamespace(num_threads=int)))
+    scripts("shards").write_shard(tmp_path / "train-water-0000.npz", [pair(geometry, 2.6 + 0.1 * k) for k in range(12)])
+    lines = tmp_path / "energies.jsonl"
+
+    def run(part):
+        dft.energies(SimpleNamespace(
+            shards=[tmp_path / "train-water-0000.npz"], output=lines, part=part, minutes=1.0, most=100
+        ))  # fmt: skip
+
+    run("0/2")
+    assert len(lines.read_text().splitlines()) == 6
+    run("0/1")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert sorted(row["index"] for row in rows) == list(range(12)) and len(computed) == 36
+    dft.labels(SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small"))
+    model, count = load("organic-small"), 0
+    for subset in ("train", "validation"):
+        for sample in open_dataset(tmp_path / "labels" / f"{subset}.h5"):
+            alone = sum(
+                float(model(System(z=torch.as_tensor(part.numbers), pos=torch.as_tensor(part.positions),
+                                   charge=torch.tensor([float(part.charge)]))).energy)
+                for part in dft.molecules(geometry("O.[OH-]", sample.system.z.numpy(), sample.system.pos.numpy(), -1))
+            )  # fmt: skip
+            assert float(sample.labels["energy"]) == pytest.approx(alone - 0.3, abs=1e-3)
+            count += 1
+    assert count == 12
+
+
+def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
+    """Single molecules and neutral dimers without water; not pairs that react, nor clusters."""
+    shards, one = scripts("shards"), geometry("O", [8, 1, 1], WATER)
+    methane = [[0, 0, 0], [0.63, 0.63, 0.63], [-0.63, -0.63, 0.63], [-0.63, 0.63, -0.63], [0.63, -0.63, -0.63]]
+
+    def two(name):
+        return geometry(name, [6, 1, 1, 1, 1] * 2, [*methane, *np.add(methane, [5, 0, 0])])
+
+    for kind in ("dimers", "substitutions", "water"):
+        names = ("C.C", "C.O", "C.[NH4+]")
+        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", [one, *map(two, names)])
+    dft.rest(SimpleNamespace(folder=tmp_path, output=tmp_path / "rest", number=30))
+    found = {path.stem: sorted(g.name for g in shards.read_shard(path)) for path in (tmp_path / "rest").glob("*.npz")}
+    assert found == {
+        "train-dimers-0000": ["C.C", "O"], "train-substitutions-0000": ["O"], "train-water-0000": ["O"],
+    }  # fmt: skip
