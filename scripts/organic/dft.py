@@ -10,15 +10,16 @@ The teacher learned energies without diffuse functions: its molecules of water a
 reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip install
 pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), a line of JSON for each as it is done: `energy` of the whole
 and `alone` of each molecule by itself as it is in the structure, in eV without dispersion. What is in the file already
-is not computed again. The superposition of basis sets is left as it is, 0.03 of 3.8 kcal/mol for a pair of waters.
+is not computed again. Basis set superposition is not corrected; it is 0.03 of 3.8 kcal/mol for a pair of waters.
 
 `labels` reads the shards and lines of a folder and writes train.h5 and validation.h5. Absolute energies of the two
 levels differ, so a structure has the energy of its molecules by the model that a training starts from, and the
-interaction by density functional theory. Where atoms of two molecules are bonded, it is the energy relative to
-molecules of the same names in the folder, and so it is with rearrangements.
+interaction by density functional theory. Where atoms or charges are not those of separate molecules, as on the way of a
+reaction, it is the energy relative to the molecules of its name, which shards of the kind `conformers` have; these get
+no label. The same holds for molecules that rearrange.
 
-`rest` copies geometries that such energies say nothing about, for labels of the start itself: without them the training
-would forget. Pairs that react, and those with water or charges, are not among them: the start is wrong there.
+`rest` copies geometries of all kinds but these, for labels of the start itself: without them the training would forget.
+Pairs that react, and those with water or charges, are not among them: the start is wrong there.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) in its place (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,21 +39,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from ase.units import Bohr, Hartree
+from ase.units import Hartree
 from scipy.sparse.csgraph import connected_components
-from shards import Geometry, bonded, read_shard, seed_of, write_shard
+from shards import ELEMENTS, Geometry, bonded, read_shard, seed_of, write_shard
 from teachers import Model
 
 from torchmdnet2 import System
 from torchmdnet2.data import Sample, write_hdf5
+from torchmdnet2.neighbors.pairs import all_pairs
+from torchmdnet2.priors import D3
 
 if TYPE_CHECKING:
     from pyscf import gto
 
 BASIS, GRID = "def2-tzvppd", 3
 EFFECTIVE_CORE = {"I": BASIS}
-D3 = {"s6": 1.0, "s8": 0.3908, "s9": 0.0, "a1": 0.566, "a2": 3.128}
-VALIDATION = 5  # one structure of so many
+DISPERSION = D3(ELEMENTS, s8=0.3908, a1=0.566, a2=3.128, cutoff=None)
+MEMORY = 6000  # MB, of one process
+VALIDATION = 5  # one of so many names, or clusters of water
+HEAVY = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+)[^\]]*\]|(Br|Cl|[BCNOPSFI]|[bcnops])")
 
 
 def molecule(geometry: Geometry) -> gto.Mole:
@@ -59,7 +65,7 @@ def molecule(geometry: Geometry) -> gto.Mole:
     from pyscf import gto
 
     atoms = [(chemical_symbols[z], place) for z, place in zip(geometry.numbers, geometry.positions, strict=True)]
-    return gto.M(atom=atoms, charge=geometry.charge, basis=BASIS, ecp=EFFECTIVE_CORE, verbose=0, max_memory=6000)
+    return gto.M(atom=atoms, charge=geometry.charge, basis=BASIS, ecp=EFFECTIVE_CORE, verbose=0, max_memory=MEMORY)
 
 
 def scf_energy(geometry: Geometry) -> float:
@@ -81,15 +87,25 @@ def scf_energy(geometry: Geometry) -> float:
     return float(energy) * Hartree
 
 
-def molecules(geometry: Geometry) -> list[Geometry] | None:
-    """The molecules of the name as they are in the structure; None where bonds or charges do not tell which they are.
+def heavy_atoms(name: str) -> list[str]:
+    """Symbols of the atoms of a SMILES string, but for hydrogen beside others, sorted."""
+    symbols = ["".join(found).capitalize() for found in HEAVY.findall(name)]
+    return sorted(symbol for symbol in symbols if symbol != "H" or len(symbols) == 1)
 
-    A charge belongs to the only molecule that has an odd number of electrons without it.
+
+def molecules(geometry: Geometry) -> list[Geometry] | None:
+    """The molecules of the name as they are in the structure; None where bonds or charges do not tell them.
+
+    They tell others on the way of a reaction and after it. A charge belongs to the only molecule that has an odd number
+    of electrons without it.
     """
     count, label = connected_components(bonded(geometry))
     parts = [np.flatnonzero(label == k) for k in range(count)]
     odd = [bool(geometry.numbers[part].sum() % 2) for part in parts]
-    if count != geometry.name.count(".") + 1 or sum(odd) != abs(geometry.charge) or sum(odd) > 1:
+    there = [sorted(chemical_symbols[z] for z in geometry.numbers[part] if z > 1) for part in parts]
+    if sorted(there) != sorted(map(heavy_atoms, geometry.name.split("."))):
+        return None
+    if sum(odd) != abs(geometry.charge) or sum(odd) > 1:
         return None
     return [
         Geometry(f"{geometry.name} {k}", geometry.numbers[part], geometry.positions[part], geometry.charge * odd[k])
@@ -102,39 +118,31 @@ def energies(options: argparse.Namespace) -> None:
     from pyscf import lib
 
     lib.num_threads(1)
-    start, (k, n) = time.time(), map(int, options.part.split("/"))
+    k, n = map(int, options.part.split("/"))
+    start = time.monotonic()
     done = {(row["shard"], row["index"]) for row in _rows([options.output])}
     todo = [(path.stem, i, g) for path in options.shards for i, g in enumerate(read_shard(path))]
     with options.output.open("a") as file:
         for shard, index, geometry in sorted(todo, key=lambda row: seed_of(*row[:2]))[k::n]:
-            if time.time() - start > 60 * options.minutes:
+            if time.monotonic() - start > 60 * options.minutes:
                 break
-            if (shard, index) in done or molecule(geometry).nao > options.most:
+            if (shard, index) in done:
                 continue
             row: dict = {"shard": shard, "index": index, "name": geometry.name}
-            began = time.time()
+            began = time.monotonic()
             try:
+                if molecule(geometry).nao > options.most:
+                    continue
                 row["energy"] = scf_energy(geometry)
                 if len(parts := molecules(geometry) or []) > 1:
                     row["alone"] = [scf_energy(part) for part in parts]
-            except RuntimeError as error:
+            except RuntimeError as error:  # no convergence, or an odd number of electrons
                 row["failed"] = str(error)
-            print(json.dumps(row | {"seconds": round(time.time() - began, 1)}), file=file, flush=True)
+            print(json.dumps(row | {"seconds": round(time.monotonic() - began, 1)}), file=file, flush=True)
 
 
 def _rows(paths: Sequence[Path]) -> list[dict]:
     return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
-
-
-def dispersion(geometry: Geometry) -> float:
-    """D3(BJ) in eV, of pairs."""
-    import tad_dftd3
-
-    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in D3.items()}
-    numbers = torch.as_tensor(geometry.numbers.astype(np.int64))
-    if len(numbers) == 1:
-        return 0.0
-    return float(tad_dftd3.dftd3(numbers, torch.as_tensor(geometry.positions / Bohr), values).sum()) * Hartree
 
 
 def tensors(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -143,25 +151,39 @@ def tensors(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return numbers, torch.as_tensor(geometry.positions), torch.tensor(float(geometry.charge))
 
 
+def system_of(geometry: Geometry) -> System:
+    """The structure."""
+    z, pos, charge = tensors(geometry)
+    return System(z=z, pos=pos, charge=charge[None])
+
+
+def dispersion(geometry: Geometry) -> float:
+    """D3(BJ) in eV, without three-body terms."""
+    system = system_of(geometry)
+    return float(DISPERSION(system, all_pairs(system)).sum())
+
+
 def against(
     geometry: Geometry, row: Mapping, known: Mapping[str, tuple[Geometry, float]]
 ) -> tuple[list[Geometry], float] | None:
-    """What a structure's energy is relative to, and the difference in eV; None if that was not computed.
+    """What a structure's energy is relative to, and the difference in eV; None if that was not computed, or has other
+    atoms or another charge.
 
     Args:
         geometry: the structure.
         row: its line of `energies`.
         known: molecules by name, with their energies.
     """
-    if "alone" in row:
-        parts = molecules(geometry)
-        assert parts is not None
-        other = sum(row["alone"])
-    else:
+    parts, other = molecules(geometry), sum(row.get("alone", []))
+    if parts is None or len(parts) == 1:
         names = geometry.name.split(".")
         if not all(name in known for name in names):
             return None
         parts, other = [known[name][0] for name in names], sum(known[name][1] for name in names)
+        if sorted(np.concatenate([part.numbers for part in parts])) != sorted(geometry.numbers):
+            return None
+    if sum(part.charge for part in parts) != geometry.charge:
+        return None
     return parts, row["energy"] - other + dispersion(geometry) - sum(map(dispersion, parts))
 
 
@@ -171,29 +193,35 @@ def labels(options: argparse.Namespace) -> None:
     rows = {
         (row["shard"], row["index"]): row for row in _rows(sorted(options.folder.glob("*.jsonl"))) if "energy" in row
     }
-    known = {}
+    known: dict[str, tuple[Geometry, float]] = {}
     for (shard, index), row in rows.items():
-        if "-conformers-" in shard:
-            known[row["name"]] = shards[shard][index], row["energy"]
+        geometry = shards[shard][index]
+        if row["name"] != geometry.name:
+            raise SystemExit(f"{shard} {index}: the energy is of {row['name']}, the shard has {geometry.name}")
+        if "-conformers-" in shard and row["energy"] < known.get(geometry.name, (geometry, np.inf))[1]:
+            known[geometry.name] = geometry, row["energy"]
     start = Model(options.start, "cpu")
     found: dict[str, list[Sample]] = {"train": [], "validation": []}
     left_out = 0
     for (shard, index), row in sorted(rows.items()):
-        geometry = shards[shard][index]
+        geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
+        if kind == "conformers" or subset not in found:
+            continue
         relative = against(geometry, row, known)
-        if relative is None or "-conformers-" in shard:
-            left_out += relative is None
+        if relative is None:
+            left_out += 1
             continue
         parts, difference = relative
         alone = [start.label(*(tensor[None] for tensor in tensors(part))).energy for part in parts]
-        z, pos, charge = tensors(geometry)
-        system = System(z=z, pos=pos, charge=charge[None])
-        subset = "validation" if seed_of("dft", shard, index) % VALIDATION == 0 else "train"
-        found[subset].append(Sample(system, {"energy": sum(alone) + difference}))
+        word = f"{shard} {index}" if kind == "water" else geometry.name  # clusters of water have few names
+        if seed_of("dft", word) % VALIDATION == 0:
+            subset = "validation"
+        found[subset].append(Sample(system_of(geometry), {"energy": sum(alone) + difference}))
     options.output.mkdir(parents=True, exist_ok=True)
     for subset, samples in found.items():
-        samples.sort(key=lambda sample: sample.system.z.tolist())
-        write_hdf5(options.output / f"{subset}.h5", samples)
+        if samples:
+            samples.sort(key=lambda sample: sample.system.z.tolist())
+            write_hdf5(options.output / f"{subset}.h5", samples)
         print(f"{subset}: {len(samples)} structures")
     print(f"{left_out} left out, whose molecules were not computed")
 
@@ -205,7 +233,7 @@ def keeps(geometry: Geometry, kind: str) -> bool:
 
 
 def rest(options: argparse.Namespace) -> None:
-    """Copy geometries whose energies stay, as many of each kind."""
+    """Copy geometries whose energies stay, at most as many of each kind."""
     paths: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for path in sorted(options.folder.glob("*.npz"), key=lambda path: seed_of("rest", path.name)):
         subset, kind = path.stem.split("-")[:2]
@@ -241,7 +269,7 @@ def main() -> None:
     third = verbs.add_parser("rest", help=rest.__doc__)
     third.add_argument("folder", type=Path, help="of geometries.py")
     third.add_argument("output", type=Path, help="folder")
-    third.add_argument("--number", type=int, default=5000, help="of geometries")
+    third.add_argument("--number", type=int, default=5000, help="most geometries")
     options = parser.parse_args()
     {"energies": energies, "labels": labels, "rest": rest}[options.verb](options)
 

@@ -18,7 +18,7 @@ from torchmdnet2 import checkpoint, load
 TEACHER = (
     "The labels are those of AIMNet2 ωB97M-D3 (ensemble of four, MIT licence, © Isayev Lab, "
     "aimnet2_wb97m-d3_ens.jpt): D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025). Cite it when you use "
-    "this model. Its errors are inherited: it underbinds neutral dimers and, by far more, clusters of water."
+    "this model. Its errors are inherited: it binds neutral dimers too weakly, water clusters too strongly."
 )
 DATA = (
     "Conformers, strained molecules, stretched bonds, shared protons, substitutions at carbon, ions alone and apart, "

@@ -9,6 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
+from ase.units import Bohr, Hartree
+from organic_world import FOLDER
 
 from torchmdnet2 import System, load
 from torchmdnet2.data import open_dataset
@@ -42,6 +45,36 @@ def test_molecules_are_told_by_bonds_and_electrons(dft, geometry):
     assert dft.molecules(pair(geometry, 1.4)) is None  # bonded
     assert dft.molecules(pair(geometry, 3.0)._replace(charge=0)) is None  # a radical and no charge
     assert dft.molecules(pair(geometry, 3.0, "O.O.[OH-]")) is None  # three names
+    assert dft.molecules(pair(geometry, 3.0, "O.[F-]")) is None  # other molecules
+
+
+@pytest.mark.parametrize(
+    ("name", "atoms"),
+    [("O", "O"), ("[OH3+]", "O"), ("ClCCl", "C Cl Cl"), ("c1[nH]cc[nH+]1", "C C C N N"), ("[se]1cccc1", "C C C C Se"),
+     ("[O-][Cl+3]([O-])([O-])[O-]", "Cl O O O O"), ("C[Si](C)(C)Br", "Br C C C Si")],
+)  # fmt: skip
+def test_atoms_of_a_name(dft, name, atoms):
+    assert dft.heavy_atoms(name) == atoms.split()
+
+
+def test_dispersion_is_that_of_the_trainings(dft, geometry):
+    """The prior of distil.yaml, in eV: the parameters, and a pair of waters."""
+    prior = next(p for p in yaml.safe_load((FOLDER / "distil.yaml").read_text())["priors"] if p["name"] == "d3")
+    ours = dft.DISPERSION
+    assert (prior["s8"], prior["a1"]) == (ours.s8, ours.a1) and prior["elements"] == ours.elements
+    assert ours.a2 / 0.529177 == pytest.approx(prior["a2"], abs=1e-5)
+    assert dft.dispersion(geometry("[F-]", [9], [[0, 0, 0]], -1)) == 0
+    two = geometry("O.O", [8, 1, 1] * 2, [*WATER, *np.add(WATER, [0, 0, 2.9])])
+    value = dft.dispersion(two) - 2 * dft.dispersion(geometry("O", [8, 1, 1], WATER))
+    tad_dftd3 = pytest.importorskip("tad_dftd3")
+    parameters = {
+        k: torch.tensor(float(v)) for k, v in {"s6": 1, "s9": 0, "s8": 0.3908, "a1": 0.566, "a2": 3.128}.items()
+    }
+    energy = [
+        float(tad_dftd3.dftd3(torch.tensor(g[0]), torch.tensor(np.array(g[1]) / Bohr).float(), parameters).sum())
+        for g in ((two.numbers.tolist(), two.positions), ([8, 1, 1], WATER))
+    ]
+    assert value == pytest.approx((energy[0] - 2 * energy[1]) * Hartree, rel=1e-3) and value < -0.01
 
 
 def test_energies_are_relative_to_the_molecules(dft, geometry, monkeypatch):
@@ -54,6 +87,8 @@ def test_energies_are_relative_to_the_molecules(dft, geometry, monkeypatch):
     _, energy = dft.against(bonded, {"energy": -10.0}, known)
     assert energy == pytest.approx(-0.3 - 0.12)
     assert dft.against(bonded, {"energy": -10.0}, {"O": known["O"]}) is None
+    other = known | {"O": (known["[OH-]"][0], -1.0)}  # a molecule of other atoms
+    assert dft.against(bonded, {"energy": -10.0}, other) is None
 
 
 def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, monkeypatch):
@@ -111,3 +146,12 @@ def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
     assert found == {
         "train-dimers-0000": ["C.C", "O"], "train-substitutions-0000": ["O"], "train-water-0000": ["O"],
     }  # fmt: skip
+
+
+def test_density_functional_theory(dft, geometry):
+    """Two atoms of hydrogen, 0.74 Å apart: near −1.17 hartree; with an electron too few it is refused."""
+    pytest.importorskip("pyscf")
+    hydrogen = geometry("[H][H]", [1, 1], [[0, 0, 0], [0, 0, 0.741]])
+    assert dft.scf_energy(hydrogen) / Hartree == pytest.approx(-1.17, abs=0.01)
+    with pytest.raises(RuntimeError):
+        dft.scf_energy(hydrogen._replace(charge=1))
