@@ -1,10 +1,10 @@
 """Energies of small structures by density functional theory, where the teacher errs: ωB97M-D3(BJ)/def2-TZVPPD.
 
     python scripts/organic/dft.py energies work/dft/*.npz work/dft/energies.jsonl --part 0/2 --minutes 60
-    python scripts/organic/dft.py labels work/dft work/dft-labels --start r9.tmn
+    python scripts/organic/dft.py labels work/dft work/dft-labels --start r10.tmn
     python scripts/organic/dft.py rest work/geometries work/rest --number 5000
-    python scripts/organic/label.py work/rest work/rest-labels --model r9.tmn --frames 0
-    torchmdnet2 train scripts/organic/dft.yaml --set init.file=r9.tmn
+    python scripts/organic/label.py work/rest work/rest-labels --model r10.tmn --frames 0
+    torchmdnet2 train scripts/organic/dft.yaml --set init.file=r10.tmn
 
 The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
 reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip install
@@ -188,7 +188,7 @@ def against(
 
 
 def labels(options: argparse.Namespace) -> None:
-    """Write labels for a training."""
+    """Write labels for a training, of some kinds."""
     shards = {path.stem: list(read_shard(path)) for path in sorted(options.folder.glob("*.npz"))}
     rows = {
         (row["shard"], row["index"]): row for row in _rows(sorted(options.folder.glob("*.jsonl"))) if "energy" in row
@@ -205,7 +205,7 @@ def labels(options: argparse.Namespace) -> None:
     left_out = 0
     for (shard, index), row in sorted(rows.items()):
         geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
-        if kind == "conformers" or subset not in found:
+        if kind not in options.kinds or subset not in found:
             continue
         relative = against(geometry, row, known)
         if relative is None:
@@ -266,6 +266,7 @@ def main() -> None:
     other.add_argument("folder", type=Path, help="shards and lines of `energies`")
     other.add_argument("output", type=Path, help="folder")
     other.add_argument("--start", required=True, help="the model that a training starts from")
+    other.add_argument("--kinds", nargs="+", default=["water", "substitutions"], help="that get labels")
     third = verbs.add_parser("rest", help=rest.__doc__)
     third.add_argument("folder", type=Path, help="of geometries.py")
     third.add_argument("output", type=Path, help="folder")

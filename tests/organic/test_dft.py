@@ -116,7 +116,7 @@ def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, mon
     run("0/1")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     assert sorted(row["index"] for row in rows) == list(range(12)) and len(computed) == 36
-    dft.labels(SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small"))
+    dft.labels(SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small", kinds=["water"]))
     model, count = load("organic-small"), 0
     for subset in ("train", "validation"):
         for sample in open_dataset(tmp_path / "labels" / f"{subset}.h5"):
