@@ -7,19 +7,20 @@
     torchmdnet2 train scripts/organic/dft.yaml --set init.file=r10.tmn
 
 The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
-reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip install
-pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), a line of JSON for each as it is done: `energy` of the whole
-and `alone` of each molecule by itself as it is in the structure, in eV without dispersion. What is in the file already
-is not computed again. Basis set superposition is not corrected; it is 0.03 of 3.8 kcal/mol for a pair of waters.
+reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip
+install pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), a line of JSON for each as it is done: `energy` of
+the whole and, of kinds that do not react, `alone` of each molecule by itself as it is in the structure, in eV without
+dispersion. What is in the file already is not computed again. Basis set superposition is not corrected; it is 0.03 of
+3.8 kcal/mol for a pair of waters.
 
 `labels` reads the shards and lines of a folder and writes train.h5 and validation.h5. Absolute energies of the two
 levels differ, so a structure has the energy of its molecules by the model that a training starts from, and the
-interaction by density functional theory. Where atoms or charges are not those of separate molecules, as on the way of a
-reaction, it is the energy relative to the molecules of its name, which shards of the kind `conformers` have; these get
-no label. The same holds for molecules that rearrange.
+interaction by density functional theory. Where molecules react or rearrange, or bonds do not tell them apart, it is
+the energy relative to the molecules of its name, which shards of the kind `conformers` have; these get no label. For
+there the start may be wrong for each molecule as it is in the structure, with long bonds or half turned over.
 
-`rest` copies geometries of all kinds but these, for labels of the start itself: without them the training would forget.
-Pairs that react, and those with water or charges, are not among them: the start is wrong there.
+`rest` copies geometries of all kinds but these, for labels of the start itself: without them the training would
+forget. Pairs that react, and those with water or charges, are not among them: the start is wrong there.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) in its place (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -56,6 +57,7 @@ BASIS, GRID = "def2-tzvppd", 3
 EFFECTIVE_CORE = {"I": BASIS}
 DISPERSION = D3(ELEMENTS, s8=0.3908, a1=0.566, a2=3.128, cutoff=None)
 MEMORY = 6000  # MB, of one process
+REACTING = ("substitutions", "protons", "shifts")  # kinds
 VALIDATION = 5  # one of so many names, or clusters of water
 HEAVY = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+)[^\]]*\]|(Br|Cl|[BCNOPSFI]|[bcnops])")
 
@@ -134,7 +136,7 @@ def energies(options: argparse.Namespace) -> None:
                 if molecule(geometry).nao > options.most:
                     continue
                 row["energy"] = scf_energy(geometry)
-                if len(parts := molecules(geometry) or []) > 1:
+                if shard.split("-")[1] not in REACTING and len(parts := molecules(geometry) or []) > 1:
                     row["alone"] = [scf_energy(part) for part in parts]
             except RuntimeError as error:  # no convergence, or an odd number of electrons
                 row["failed"] = str(error)
@@ -164,7 +166,7 @@ def dispersion(geometry: Geometry) -> float:
 
 
 def against(
-    geometry: Geometry, row: Mapping, known: Mapping[str, tuple[Geometry, float]]
+    geometry: Geometry, row: Mapping, known: Mapping[str, tuple[Geometry, float]], reacts: bool
 ) -> tuple[list[Geometry], float] | None:
     """What a structure's energy is relative to, and the difference in eV; None if that was not computed, or has other
     atoms or another charge.
@@ -173,9 +175,10 @@ def against(
         geometry: the structure.
         row: its line of `energies`.
         known: molecules by name, with their energies.
+        reacts: take the molecules by name.
     """
-    parts, other = molecules(geometry), sum(row.get("alone", []))
-    if parts is None or len(parts) == 1:
+    parts, other = None if reacts else molecules(geometry), sum(row.get("alone", []))
+    if parts is None or len(parts) != len(row.get("alone", [])):
         names = geometry.name.split(".")
         if not all(name in known for name in names):
             return None
@@ -207,7 +210,7 @@ def labels(options: argparse.Namespace) -> None:
         geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
         if kind not in options.kinds or subset not in found:
             continue
-        relative = against(geometry, row, known)
+        relative = against(geometry, row, known, kind in REACTING)
         if relative is None:
             left_out += 1
             continue

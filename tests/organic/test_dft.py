@@ -80,15 +80,17 @@ def test_dispersion_is_that_of_the_trainings(dft, geometry):
 def test_energies_are_relative_to_the_molecules(dft, geometry, monkeypatch):
     monkeypatch.setattr(dft, "dispersion", lambda g: -0.01 * len(g.numbers) ** 2)
     apart, bonded = pair(geometry, 3.0), pair(geometry, 1.4)
-    parts, energy = dft.against(apart, {"energy": -10.0, "alone": [-6.0, -3.5]}, {})
+    parts, energy = dft.against(apart, {"energy": -10.0, "alone": [-6.0, -3.5]}, {}, False)
     assert len(parts) == 2 and energy == pytest.approx(-0.5 - 0.25 + 0.09 + 0.04)
     known = {part.name: (part, value) for part, value in zip(parts, (-6.1, -3.6), strict=True)}
     known = {"O": known[parts[0].name], "[OH-]": known[parts[1].name]}
-    _, energy = dft.against(bonded, {"energy": -10.0}, known)
+    _, energy = dft.against(bonded, {"energy": -10.0}, known, False)
     assert energy == pytest.approx(-0.3 - 0.12)
-    assert dft.against(bonded, {"energy": -10.0}, {"O": known["O"]}) is None
+    assert dft.against(bonded, {"energy": -10.0}, {"O": known["O"]}, False) is None
     other = known | {"O": (known["[OH-]"][0], -1.0)}  # a molecule of other atoms
-    assert dft.against(bonded, {"energy": -10.0}, other) is None
+    assert dft.against(bonded, {"energy": -10.0}, other, False) is None
+    row = {"energy": -10.0, "alone": [-6.0, -3.5]}
+    assert dft.against(apart, row, known, True)[1] == pytest.approx(-0.3 - 0.12)  # of a kind that reacts
 
 
 def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, monkeypatch):
