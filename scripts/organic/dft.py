@@ -9,7 +9,7 @@
 The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
 reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip
 install pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), a line of JSON for each as it is done: `energy` of
-the whole and, of kinds that do not react, `alone` of each molecule by itself as it is in the structure, in eV without
+the whole and, of kinds that do not react, `alone` of each molecule by itself with its atoms unmoved, in eV without
 dispersion. What is in the file already is not computed again. Basis set superposition is not corrected; it is 0.03 of
 3.8 kcal/mol for a pair of waters.
 
@@ -17,13 +17,13 @@ dispersion. What is in the file already is not computed again. Basis set superpo
 levels differ, so a structure has the energy of its molecules by the model that a training starts from, and the
 interaction by density functional theory. Where molecules react or rearrange, or bonds do not tell them apart, it is
 the energy relative to the molecules of its name, which shards of the kind `conformers` have; these get no label. For
-there the start may be wrong for each molecule as it is in the structure, with long bonds or half turned over.
+there the start may be wrong for each molecule by itself, with long bonds or half turned over.
 
 `rest` copies geometries of all kinds but these, for labels of the start itself: without them the training would
 forget. Pairs that react, and those with water or charges, are not among them: the start is wrong there.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
-D3(BJ) in its place (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
+D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ import numpy as np
 import torch
 from ase.data import chemical_symbols
 from ase.units import Hartree
+from distil import write_samples
 from scipy.sparse.csgraph import connected_components
 from shards import ELEMENTS, Geometry, bonded, read_shard, seed_of, write_shard
 from teachers import Model
 
 from torchmdnet2 import System
-from torchmdnet2.data import Sample, write_hdf5
+from torchmdnet2.data import Sample
 from torchmdnet2.neighbors.pairs import all_pairs
 from torchmdnet2.priors import D3
 
@@ -96,7 +97,7 @@ def heavy_atoms(name: str) -> list[str]:
 
 
 def molecules(geometry: Geometry) -> list[Geometry] | None:
-    """The molecules of the name as they are in the structure; None where bonds or charges do not tell them.
+    """The molecules of the name, where the structure has them; None where bonds or charges do not tell them.
 
     They tell others on the way of a reaction and after it. A charge belongs to the only molecule that has an odd number
     of electrons without it.
@@ -147,16 +148,13 @@ def _rows(paths: Sequence[Path]) -> list[dict]:
     return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
 
 
-def tensors(geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Atomic numbers [n], positions [n, 3] in Å, charge."""
-    numbers = torch.as_tensor(geometry.numbers.astype(np.int64))
-    return numbers, torch.as_tensor(geometry.positions), torch.tensor(float(geometry.charge))
-
-
 def system_of(geometry: Geometry) -> System:
     """The structure."""
-    z, pos, charge = tensors(geometry)
-    return System(z=z, pos=pos, charge=charge[None])
+    return System(
+        z=torch.as_tensor(geometry.numbers.astype(np.int64)),
+        pos=torch.as_tensor(geometry.positions),
+        charge=torch.tensor([float(geometry.charge)]),
+    )
 
 
 def dispersion(geometry: Geometry) -> float:
@@ -215,22 +213,18 @@ def labels(options: argparse.Namespace) -> None:
             left_out += 1
             continue
         parts, difference = relative
-        alone = [start.label(*(tensor[None] for tensor in tensors(part))).energy for part in parts]
+        systems = map(system_of, parts)
+        alone = [start.label(part.z[None], part.pos[None], part.charge).energy for part in systems]
         word = f"{shard} {index}" if kind == "water" else geometry.name  # clusters of water have few names
         if seed_of("dft", word) % VALIDATION == 0:
             subset = "validation"
         found[subset].append(Sample(system_of(geometry), {"energy": sum(alone) + difference}))
-    options.output.mkdir(parents=True, exist_ok=True)
-    for subset, samples in found.items():
-        if samples:
-            samples.sort(key=lambda sample: sample.system.z.tolist())
-            write_hdf5(options.output / f"{subset}.h5", samples)
-        print(f"{subset}: {len(samples)} structures")
+    write_samples(options.output, found)
     print(f"{left_out} left out, whose molecules were not computed")
 
 
 def keeps(geometry: Geometry, kind: str) -> bool:
-    """Whether the start's energy of a geometry stays as it is."""
+    """Whether the start's energy of a geometry stays unchanged."""
     names = geometry.name.split(".")
     return len(names) == 1 or (kind == "dimers" and "O" not in names and not set("+-") & set(geometry.name))
 

@@ -270,11 +270,15 @@ def scans(options: argparse.Namespace) -> None:
         found["copies"] += samples_of(
             scan, positions[chosen], corrected[chosen], groups[chosen], Labels(*(values[chosen] for values in labels))
         )
-    options.output.mkdir(parents=True, exist_ok=True)
+    write_samples(options.output, found)
+
+
+def write_samples(folder: Path, found: Mapping[str, list[Sample]]) -> None:
+    """Write NAME.h5 for each list that is not empty, equal molecules together, and print how many there are."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, samples in found.items():
         if samples:
-            samples.sort(key=lambda sample: sample.system.z.tolist())
-            write_hdf5(options.output / f"{name}.h5", samples)
+            write_hdf5(folder / f"{name}.h5", sorted(samples, key=lambda sample: sample.system.z.tolist()))
         print(f"{name}: {len(samples)} structures")
 
 
