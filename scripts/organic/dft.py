@@ -17,10 +17,11 @@ dispersion. What is in the file already is not computed again. Basis set superpo
 levels differ, so a structure has the energy of its molecules by the model that a training starts from, and the
 interaction by density functional theory. Where molecules react or rearrange, or bonds do not tell them apart, it is
 the energy relative to the molecules of its name, which shards of the kind `conformers` have; these get no label. For
-there the start may be wrong for each molecule by itself, with long bonds or half turned over.
+there the start may be wrong for each molecule by itself, with long bonds or half turned over. The start is wrong for
+H2, too: its energy is relative to the atoms of hydrogen in other molecules.
 
-`rest` copies geometries of all kinds but these, for labels of the start itself: without them the training would
-forget. Pairs that react, and those with water or charges, are not among them: the start is wrong there.
+`rest` copies geometries of single molecules, for labels of the start itself: without them the training would forget.
+Pairs are not among them: the start is wrong there.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -59,6 +60,7 @@ EFFECTIVE_CORE = {"I": BASIS}
 DISPERSION = D3(ELEMENTS, s8=0.3908, a1=0.566, a2=3.128, cutoff=None)
 MEMORY = 6000  # MB, of one process
 REACTING = ("substitutions", "protons", "shifts")  # kinds
+HYDROGEN = "[H][H]"
 VALIDATION = 5  # one of so many names, or clusters of water
 HEAVY = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+)[^\]]*\]|(Br|Cl|[BCNOPSFI]|[bcnops])")
 
@@ -163,6 +165,22 @@ def dispersion(geometry: Geometry) -> float:
     return float(DISPERSION(system, all_pairs(system)).sum())
 
 
+def energy_by(start: Model, geometry: Geometry) -> float:
+    """Energy of a structure by a model, in eV."""
+    system = system_of(geometry)
+    return float(start.label(system.z[None], system.pos[None], system.charge).energy)
+
+
+def hydrogen_shift(known: Mapping[str, tuple[Geometry, float]], start: Model) -> float:
+    """How much higher the start has an atom of hydrogen than density functional theory, in eV: by least squares, with a
+    shift for each element, over neutral molecules. They keep differences of 0.3 kcal/mol on average."""
+    neutral = [(g, energy) for name, (g, energy) in known.items() if not g.charge and name != HYDROGEN]
+    elements = np.unique(np.concatenate([g.numbers for g, _ in neutral]))
+    counts = np.array([[(g.numbers == z).sum() for z in elements] for g, _ in neutral])
+    higher = np.array([energy_by(start, g) - energy - dispersion(g) for g, energy in neutral])
+    return float(np.linalg.lstsq(counts, higher, rcond=None)[0][elements == 1][0])
+
+
 def against(
     geometry: Geometry, row: Mapping, known: Mapping[str, tuple[Geometry, float]], reacts: bool
 ) -> tuple[list[Geometry], float] | None:
@@ -202,31 +220,26 @@ def labels(options: argparse.Namespace) -> None:
         if "-conformers-" in shard and row["energy"] < known.get(geometry.name, (geometry, np.inf))[1]:
             known[geometry.name] = geometry, row["energy"]
     start = Model(options.start, "cpu")
+    hydrogen = hydrogen_shift(known, start) if "hydrogen" in options.kinds else 0.0
     found: dict[str, list[Sample]] = {"train": [], "validation": []}
     left_out = 0
     for (shard, index), row in sorted(rows.items()):
         geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
         if kind not in options.kinds or subset not in found:
             continue
-        relative = against(geometry, row, known, kind in REACTING)
-        if relative is None:
+        if geometry.name == HYDROGEN:
+            energy = row["energy"] + dispersion(geometry) + 2 * hydrogen
+        elif relative := against(geometry, row, known, kind in REACTING):
+            energy = sum(energy_by(start, part) for part in relative[0]) + relative[1]
+        else:
             left_out += 1
             continue
-        parts, difference = relative
-        systems = map(system_of, parts)
-        alone = [start.label(part.z[None], part.pos[None], part.charge).energy for part in systems]
         word = f"{shard} {index}" if kind == "water" else geometry.name  # clusters of water have few names
         if seed_of("dft", word) % VALIDATION == 0:
             subset = "validation"
-        found[subset].append(Sample(system_of(geometry), {"energy": sum(alone) + difference}))
+        found[subset].append(Sample(system_of(geometry), {"energy": torch.tensor([energy], dtype=torch.float64)}))
     write_samples(options.output, found)
     print(f"{left_out} left out, whose molecules were not computed")
-
-
-def keeps(geometry: Geometry, kind: str) -> bool:
-    """Whether the start's energy of a geometry stays unchanged."""
-    names = geometry.name.split(".")
-    return len(names) == 1 or (kind == "dimers" and "O" not in names and not set("+-") & set(geometry.name))
 
 
 def rest(options: argparse.Namespace) -> None:
@@ -241,7 +254,7 @@ def rest(options: argparse.Namespace) -> None:
         most = options.number // (VALIDATION if subset == "validation" else 1) // len({kind for _, kind in paths})
         rng, found = np.random.default_rng(seed_of("rest", subset, kind)), []
         for path in shards:
-            kept = [geometry for geometry in read_shard(path) if keeps(geometry, kind)]
+            kept = [geometry for geometry in read_shard(path) if "." not in geometry.name]
             found += [kept[k] for k in rng.permutation(len(kept))[: 1 + most // 10]]  # of ten shards or more
             if len(found) >= most:
                 break
@@ -263,7 +276,7 @@ def main() -> None:
     other.add_argument("folder", type=Path, help="shards and lines of `energies`")
     other.add_argument("output", type=Path, help="folder")
     other.add_argument("--start", required=True, help="the model that a training starts from")
-    other.add_argument("--kinds", nargs="+", default=["water", "substitutions"], help="that get labels")
+    other.add_argument("--kinds", nargs="+", default=["water", "dimers", "hydrogen", *REACTING], help="that get labels")
     third = verbs.add_parser("rest", help=rest.__doc__)
     third.add_argument("folder", type=Path, help="of geometries.py")
     third.add_argument("output", type=Path, help="folder")

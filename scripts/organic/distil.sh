@@ -7,8 +7,8 @@
 # labelled by `organic` itself, so that they stay as they are. GPUS=2: how many; PER_GPU=6: processes that label on
 # each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry, one every EVERY=20 fs, with the
 # potential DRIVER=organic; LABEL_MINUTES=3; MINUTES=20, of the training and its preparation; DEVICE=cpu for a trial;
-# PYTHON=python. What follows the models is for `torchmdnet2 train`, for example --set init.file=/…/r10.tmn. The training
-# runs on one GPU.
+# PYTHON=python. What follows the models is for `torchmdnet2 train`, for example --set init.file=/…/r10.tmn. With
+# several GPUs, of which each takes a part of every batch, a larger training.batch_size pays.
 set -euo pipefail
 geometries=$(realpath "$1") scans=$(realpath "$2") teacher=$3
 here=$(dirname "$(realpath "$0")") gpus=${GPUS:-2} device=${DEVICE:-cuda} python=${PYTHON:-python}
@@ -57,4 +57,6 @@ done
 finished
 tail -qn 1 logs/label*.log logs/kept.log logs/scans.log
 
-"$python" -m torchmdnet2 train "$here/distil.yaml" --set "training.max_minutes=${MINUTES:-20}" "${@:4}"
+start=("$python")
+if ((gpus > 1)); then start+=(-m torch.distributed.run --nproc-per-node "$gpus"); fi
+"${start[@]}" -m torchmdnet2 train "$here/distil.yaml" --set "training.max_minutes=${MINUTES:-20}" "${@:4}"

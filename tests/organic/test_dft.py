@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from ase.build import molecule
 from ase.units import Bohr, Hartree
 from organic_world import FOLDER
 
@@ -132,8 +133,32 @@ def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, mon
     assert count == 12
 
 
+def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scripts, tmp_path, monkeypatch):
+    """The levels differ by a constant for each element; the start's energy of H2 is not used."""
+    monkeypatch.setattr(dft, "dispersion", lambda one: 0.01)
+    model, shift = load("organic-small"), {1: 0.2, 6: -0.5, 7: 0.3, 8: 1.0}
+    molecules = []
+    for name in ("H2O", "CH4", "NH3", "CH3OH", "CH3CH2NH2", "H2"):
+        atoms = molecule(name)
+        molecules.append(geometry("[H][H]" if name == "H2" else name, atoms.numbers, atoms.positions))
+    scripts("shards").write_shard(tmp_path / "train-conformers-0000.npz", molecules)
+    scripts("shards").write_shard(tmp_path / "train-hydrogen-0000.npz", molecules[-1:])
+    rows = [{"shard": "train-hydrogen-0000", "index": 0, "name": "[H][H]", "energy": -32.0}]
+    for index, one in enumerate(scripts("shards").read_shard(tmp_path / "train-conformers-0000.npz")):
+        higher = sum(shift[z] for z in one.numbers.tolist()) if one.name != "[H][H]" else 0.7
+        energy = float(model(dft.system_of(one)).energy) - 0.01 - higher
+        rows.append({"shard": "train-conformers-0000", "index": index, "name": one.name, "energy": energy})
+    (tmp_path / "energies.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dft.labels(SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small", kinds=["hydrogen"]))
+    (sample,) = [
+        sample for subset in ("train", "validation") if (tmp_path / "labels" / f"{subset}.h5").exists()
+        for sample in open_dataset(tmp_path / "labels" / f"{subset}.h5")
+    ]  # fmt: skip
+    assert float(sample.labels["energy"]) == pytest.approx(-32.0 + 0.01 + 2 * 0.2, abs=1e-3)
+
+
 def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
-    """Single molecules and neutral dimers without water; not pairs that react, nor clusters."""
+    """Single molecules; no pairs."""
     shards, one = scripts("shards"), geometry("O", [8, 1, 1], WATER)
     methane = [[0, 0, 0], [0.63, 0.63, 0.63], [-0.63, -0.63, 0.63], [-0.63, 0.63, -0.63], [0.63, -0.63, -0.63]]
 
@@ -141,13 +166,10 @@ def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
         return geometry(name, [6, 1, 1, 1, 1] * 2, [*methane, *np.add(methane, [5, 0, 0])])
 
     for kind in ("dimers", "substitutions", "water"):
-        names = ("C.C", "C.O", "C.[NH4+]")
-        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", [one, *map(two, names)])
+        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", [one, two("C.C"), two("C.[NH4+]")])
     dft.rest(SimpleNamespace(folder=tmp_path, output=tmp_path / "rest", number=30))
     found = {path.stem: sorted(g.name for g in shards.read_shard(path)) for path in (tmp_path / "rest").glob("*.npz")}
-    assert found == {
-        "train-dimers-0000": ["C.C", "O"], "train-substitutions-0000": ["O"], "train-water-0000": ["O"],
-    }  # fmt: skip
+    assert found == {f"train-{kind}-0000": ["O"] for kind in ("dimers", "substitutions", "water")}
 
 
 def test_density_functional_theory(dft, geometry):
