@@ -2,6 +2,7 @@
 
     python scripts/organic/dft.py energies work/dft/*.npz work/dft/energies.jsonl --part 0/2 --minutes 60
     python scripts/organic/dft.py labels work/dft work/dft-labels --start r10.tmn
+    python scripts/organic/dft.py labels work/dft work/dimer-labels --start r10.tmn --kinds dimers
     python scripts/organic/dft.py rest work/geometries work/rest --number 5000
     python scripts/organic/label.py work/rest work/rest-labels --model r10.tmn --frames 0
     torchmdnet2 train scripts/organic/dft.yaml --set init.file=r10.tmn
@@ -254,7 +255,7 @@ def rest(options: argparse.Namespace) -> None:
         most = options.number // (VALIDATION if subset == "validation" else 1) // len({kind for _, kind in paths})
         rng, found = np.random.default_rng(seed_of("rest", subset, kind)), []
         for path in shards:
-            kept = [geometry for geometry in read_shard(path) if "." not in geometry.name]
+            kept = [g for g in read_shard(path) if "." not in g.name and len(g.numbers) <= options.atoms]
             found += [kept[k] for k in rng.permutation(len(kept))[: 1 + most // 10]]  # of ten shards or more
             if len(found) >= most:
                 break
@@ -276,11 +277,12 @@ def main() -> None:
     other.add_argument("folder", type=Path, help="shards and lines of `energies`")
     other.add_argument("output", type=Path, help="folder")
     other.add_argument("--start", required=True, help="the model that a training starts from")
-    other.add_argument("--kinds", nargs="+", default=["water", "dimers", "hydrogen", *REACTING], help="that get labels")
+    other.add_argument("--kinds", nargs="+", default=["water", "hydrogen", *REACTING], help="that get labels")
     third = verbs.add_parser("rest", help=rest.__doc__)
     third.add_argument("folder", type=Path, help="of geometries.py")
     third.add_argument("output", type=Path, help="folder")
     third.add_argument("--number", type=int, default=5000, help="most geometries")
+    third.add_argument("--atoms", type=int, default=30, help="most of a geometry")
     options = parser.parse_args()
     {"energies": energies, "labels": labels, "rest": rest}[options.verb](options)
 

@@ -158,16 +158,17 @@ def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scr
 
 
 def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
-    """Single molecules; no pairs."""
+    """Small single molecules; no pairs."""
     shards, one = scripts("shards"), geometry("O", [8, 1, 1], WATER)
+    large = geometry("C" * 11, [6] * 11, 1.5 * np.arange(33).reshape(11, 3))
     methane = [[0, 0, 0], [0.63, 0.63, 0.63], [-0.63, -0.63, 0.63], [-0.63, 0.63, -0.63], [0.63, -0.63, -0.63]]
 
     def two(name):
         return geometry(name, [6, 1, 1, 1, 1] * 2, [*methane, *np.add(methane, [5, 0, 0])])
 
     for kind in ("dimers", "substitutions", "water"):
-        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", [one, two("C.C"), two("C.[NH4+]")])
-    dft.rest(SimpleNamespace(folder=tmp_path, output=tmp_path / "rest", number=30))
+        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", [one, two("C.C"), two("C.[NH4+]"), large])
+    dft.rest(SimpleNamespace(folder=tmp_path, output=tmp_path / "rest", number=30, atoms=10))
     found = {path.stem: sorted(g.name for g in shards.read_shard(path)) for path in (tmp_path / "rest").glob("*.npz")}
     assert found == {f"train-{kind}-0000": ["O"] for kind in ("dimers", "substitutions", "water")}
 
