@@ -1,11 +1,11 @@
 """Energies of small structures by density functional theory, where the teacher errs: ωB97M-D3(BJ)/def2-TZVPPD.
 
     python scripts/organic/dft.py energies work/dft/*.npz work/dft/energies.jsonl --part 0/2 --minutes 60
-    python scripts/organic/dft.py labels work/dft work/dft-labels --start r10.tmn
-    python scripts/organic/dft.py labels work/dft work/dimer-labels --start r10.tmn --kinds dimers
+    python scripts/organic/dft.py labels work/dft work/dft-labels --start r12.tmn
+    python scripts/organic/dft.py labels work/dft work/dimer-labels --start r12.tmn --kinds dimers
     python scripts/organic/dft.py rest work/geometries work/rest --number 5000
-    python scripts/organic/label.py work/rest work/rest-labels --model r10.tmn --frames 0
-    torchmdnet2 train scripts/organic/dft.yaml --set init.file=r10.tmn
+    python scripts/organic/label.py work/rest work/rest-labels --model r12.tmn --frames 0
+    torchmdnet2 train scripts/organic/dft.yaml --set init.file=r12.tmn
 
 The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
 reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip

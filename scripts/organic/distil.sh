@@ -7,7 +7,7 @@
 # labelled by `organic` itself, so that they stay as they are. GPUS=2: how many; PER_GPU=6: processes that label on
 # each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry, one every EVERY=20 fs, with the
 # potential DRIVER=organic; LABEL_MINUTES=3; MINUTES=20, of the training and its preparation; DEVICE=cpu for a trial;
-# PYTHON=python. What follows the models is for `torchmdnet2 train`, for example --set init.file=/…/r10.tmn. With
+# PYTHON=python. What follows the models is for `torchmdnet2 train`, for example --set init.file=/…/r12.tmn. With
 # several GPUs, of which each takes a part of every batch, a larger training.batch_size pays.
 set -euo pipefail
 geometries=$(realpath "$1") scans=$(realpath "$2") teacher=$3

@@ -1,6 +1,6 @@
 """Weights between those of a model and of another one that was trained further from it, or beyond.
 
-    python scripts/organic/mix.py scripts/organic/r10.tmn work/distilled/best.tmn 0.6 mixed.tmn
+    python scripts/organic/mix.py scripts/organic/r12.tmn work/distilled/best.tmn 0.6 mixed.tmn
 
 The mean of the weights before and after a training often has smaller errors than both: M. Wortsman et al.,
 arXiv:2109.01903 (2021). Models that were trained apart from random weights have no such mean. Evaluate and calibrate
