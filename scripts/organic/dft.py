@@ -22,7 +22,8 @@ there the start may be wrong for each molecule by itself, with long bonds or hal
 H2, too: its energy is relative to the atoms of hydrogen in other molecules.
 
 `rest` copies geometries of single molecules, for labels of the start itself: without them the training would forget.
-Pairs are not among them: the start is wrong there.
+Pairs are not among them: the start is wrong there. It is wrong for hydrogen shifts, too; they are among them, because
+there are few labels of them.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -176,8 +177,10 @@ def hydrogen_shift(known: Mapping[str, tuple[Geometry, float]], start: Model) ->
     """How much higher the start has an atom of hydrogen than density functional theory, in eV: by least squares, with a
     shift for each element, over neutral molecules. They keep differences of 0.3 kcal/mol on average."""
     neutral = [(g, energy) for name, (g, energy) in known.items() if not g.charge and name != HYDROGEN]
-    elements = np.unique(np.concatenate([g.numbers for g, _ in neutral]))
+    elements = np.unique([z for g, _ in neutral for z in g.numbers])
     counts = np.array([[(g.numbers == z).sum() for z in elements] for g, _ in neutral])
+    if np.linalg.matrix_rank(counts) < len(elements):
+        raise SystemExit("the energy of H2 needs those of more neutral molecules, of the kind conformers")
     higher = np.array([energy_by(start, g) - energy - dispersion(g) for g, energy in neutral])
     return float(np.linalg.lstsq(counts, higher, rcond=None)[0][elements == 1][0])
 
@@ -221,14 +224,15 @@ def labels(options: argparse.Namespace) -> None:
         if "-conformers-" in shard and row["energy"] < known.get(geometry.name, (geometry, np.inf))[1]:
             known[geometry.name] = geometry, row["energy"]
     start = Model(options.start, "cpu")
-    hydrogen = hydrogen_shift(known, start) if "hydrogen" in options.kinds else 0.0
+    wanted = "hydrogen" in options.kinds and any("-hydrogen-" in shard for shard, _ in rows)
+    hydrogen = hydrogen_shift(known, start) if wanted else 0.0
     found: dict[str, list[Sample]] = {"train": [], "validation": []}
     left_out = 0
     for (shard, index), row in sorted(rows.items()):
         geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
         if kind not in options.kinds or subset not in found:
             continue
-        if geometry.name == HYDROGEN:
+        if kind == "hydrogen":
             energy = row["energy"] + dispersion(geometry) + 2 * hydrogen
         elif relative := against(geometry, row, known, kind in REACTING):
             energy = sum(energy_by(start, part) for part in relative[0]) + relative[1]
@@ -244,7 +248,7 @@ def labels(options: argparse.Namespace) -> None:
 
 
 def rest(options: argparse.Namespace) -> None:
-    """Copy geometries whose energies stay, at most as many of each kind."""
+    """Copy geometries of single molecules, equally many of each kind at most."""
     paths: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for path in sorted(options.folder.glob("*.npz"), key=lambda path: seed_of("rest", path.name)):
         subset, kind = path.stem.split("-")[:2]
@@ -281,8 +285,8 @@ def main() -> None:
     third = verbs.add_parser("rest", help=rest.__doc__)
     third.add_argument("folder", type=Path, help="of geometries.py")
     third.add_argument("output", type=Path, help="folder")
-    third.add_argument("--number", type=int, default=5000, help="most geometries")
-    third.add_argument("--atoms", type=int, default=30, help="most of a geometry")
+    third.add_argument("--number", type=int, default=5000, help="of geometries, at most")
+    third.add_argument("--atoms", type=int, default=30, help="of a geometry, at most")
     options = parser.parse_args()
     {"energies": energies, "labels": labels, "rest": rest}[options.verb](options)
 

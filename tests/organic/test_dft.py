@@ -135,7 +135,7 @@ def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, mon
 
 def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scripts, tmp_path, monkeypatch):
     """The levels differ by a constant for each element; the start's energy of H2 is not used."""
-    monkeypatch.setattr(dft, "dispersion", lambda one: 0.01)
+    monkeypatch.setattr(dft, "dispersion", lambda one: 0.01 * len(one.numbers) ** 2)
     model, shift = load("organic-small"), {1: 0.2, 6: -0.5, 7: 0.3, 8: 1.0}
     molecules = []
     for name in ("H2O", "CH4", "NH3", "CH3OH", "CH3CH2NH2", "H2"):
@@ -146,7 +146,7 @@ def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scr
     rows = [{"shard": "train-hydrogen-0000", "index": 0, "name": "[H][H]", "energy": -32.0}]
     for index, one in enumerate(scripts("shards").read_shard(tmp_path / "train-conformers-0000.npz")):
         higher = sum(shift[z] for z in one.numbers.tolist()) if one.name != "[H][H]" else 0.7
-        energy = float(model(dft.system_of(one)).energy) - 0.01 - higher
+        energy = float(model(dft.system_of(one)).energy) - dft.dispersion(one) - higher
         rows.append({"shard": "train-conformers-0000", "index": index, "name": one.name, "energy": energy})
     (tmp_path / "energies.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     dft.labels(SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small", kinds=["hydrogen"]))
@@ -154,7 +154,7 @@ def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scr
         sample for subset in ("train", "validation") if (tmp_path / "labels" / f"{subset}.h5").exists()
         for sample in open_dataset(tmp_path / "labels" / f"{subset}.h5")
     ]  # fmt: skip
-    assert float(sample.labels["energy"]) == pytest.approx(-32.0 + 0.01 + 2 * 0.2, abs=1e-3)
+    assert float(sample.labels["energy"]) == pytest.approx(-32.0 + 0.04 + 2 * 0.2, abs=1e-3)
 
 
 def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
