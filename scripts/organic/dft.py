@@ -16,10 +16,11 @@ dispersion. What is in the file already is not computed again. Basis set superpo
 
 `labels` reads the shards and lines of a folder and writes train.h5 and validation.h5. Absolute energies of the two
 levels differ, so a structure has the energy of its molecules by the model that a training starts from, and the
-interaction by density functional theory. Where molecules react or rearrange, or bonds do not tell them apart, it is
-the energy relative to the molecules of its name, which shards of the kind `conformers` have; these get no label. For
-there the start may be wrong for each molecule by itself, with long bonds or half turned over. The start is wrong for
-H2, too: its energy is relative to the atoms of hydrogen in other molecules.
+interaction by density functional theory. The molecules themselves, with the start's energies, are in alone.h5: without
+them the training would change their energies instead of the interaction. Where molecules react or rearrange, or bonds
+do not tell them apart, it is the energy relative to the molecules of its name, which shards of the kind `conformers`
+have; these get no label. For there the start may be wrong for each molecule by itself, with long bonds or half turned
+over. The start is wrong for H2, too: its energy is relative to the atoms of hydrogen in other molecules.
 
 `rest` copies geometries of single molecules, for labels of the start itself: without them the training would forget.
 Pairs are not among them: the start is wrong there. It is wrong for hydrogen shifts, too; they are among them, because
@@ -210,6 +211,10 @@ def against(
     return parts, row["energy"] - other + dispersion(geometry) - sum(map(dispersion, parts))
 
 
+def _sample(geometry: Geometry, energy: float) -> Sample:
+    return Sample(system_of(geometry), {"energy": torch.tensor([energy], dtype=torch.float64)})
+
+
 def labels(options: argparse.Namespace) -> None:
     """Write labels for a training, of some kinds."""
     shards = {path.stem: list(read_shard(path)) for path in sorted(options.folder.glob("*.npz"))}
@@ -227,6 +232,7 @@ def labels(options: argparse.Namespace) -> None:
     wanted = "hydrogen" in options.kinds and any("-hydrogen-" in shard for shard, _ in rows)
     hydrogen = hydrogen_shift(known, start) if wanted else 0.0
     found: dict[str, list[Sample]] = {"train": [], "validation": []}
+    alone: dict[bytes, Sample] = {}  # by positions
     left_out = 0
     for (shard, index), row in sorted(rows.items()):
         geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
@@ -235,15 +241,19 @@ def labels(options: argparse.Namespace) -> None:
         if kind == "hydrogen":
             energy = row["energy"] + dispersion(geometry) + 2 * hydrogen
         elif relative := against(geometry, row, known, kind in REACTING):
-            energy = sum(energy_by(start, part) for part in relative[0]) + relative[1]
+            parts, energy = relative
+            for part in parts:
+                own = energy_by(start, part)
+                alone[part.positions.tobytes()] = _sample(part, own)
+                energy += own
         else:
             left_out += 1
             continue
         word = f"{shard} {index}" if kind == "water" else geometry.name  # clusters of water have few names
         if seed_of("dft", word) % VALIDATION == 0:
             subset = "validation"
-        found[subset].append(Sample(system_of(geometry), {"energy": torch.tensor([energy], dtype=torch.float64)}))
-    write_samples(options.output, found)
+        found[subset].append(_sample(geometry, energy))
+    write_samples(options.output, found | {"alone": list(alone.values())})
     print(f"{left_out} left out, whose molecules were not computed")
 
 

@@ -131,6 +131,10 @@ def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, mon
             assert float(sample.labels["energy"]) == pytest.approx(alone - 0.3, abs=1e-3)
             count += 1
     assert count == 12
+    alone = list(open_dataset(tmp_path / "labels" / "alone.h5"))
+    assert sorted(len(sample.system.z) for sample in alone) == [2] * 12 + [3] * 12
+    for sample in alone:
+        assert float(sample.labels["energy"]) == pytest.approx(float(model(sample.system).energy), abs=1e-3)
 
 
 def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scripts, tmp_path, monkeypatch):
