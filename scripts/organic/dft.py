@@ -232,7 +232,7 @@ def labels(options: argparse.Namespace) -> None:
     wanted = "hydrogen" in options.kinds and any("-hydrogen-" in shard for shard, _ in rows)
     hydrogen = hydrogen_shift(known, start) if wanted else 0.0
     found: dict[str, list[Sample]] = {"train": [], "validation": []}
-    alone: dict[bytes, Sample] = {}  # by positions
+    alone: dict[tuple[bytes, bytes], Sample] = {}  # by atoms and their places: bare ions are all at the same one
     left_out = 0
     for (shard, index), row in sorted(rows.items()):
         geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
@@ -244,7 +244,7 @@ def labels(options: argparse.Namespace) -> None:
             parts, energy = relative
             for part in parts:
                 own = energy_by(start, part)
-                alone[part.positions.tobytes()] = _sample(part, own)
+                alone[part.numbers.tobytes(), part.positions.tobytes()] = _sample(part, own)
                 energy += own
         else:
             left_out += 1

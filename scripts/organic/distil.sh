@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Labels and training of distil.yaml on one host, as in docs/dev/organic.md ("Eighth call" to "Tenth call"). Run in an empty folder:
+# Labels and training of distil.yaml on one host, as in docs/dev/organic.md ("Eighth call" to "Tenth call"). Run in an
+# empty folder:
 #
 #     bash scripts/organic/distil.sh GEOMETRIES torsions.npz m0.tmn,m1.tmn,m2.tmn,m3.tmn
 #
 # GEOMETRIES is the folder of geometries.py, and the models are the teacher. Water, clusters and separated ions are
 # labelled by `organic` itself, so that they stay as they are. GPUS=2: how many; PER_GPU=6: processes that label on
 # each, of which one takes up to 15 GB; FRAMES=1: of dynamics from each geometry, one every EVERY=20 fs, with the
-# potential DRIVER=organic; LABEL_MINUTES=3; MINUTES=20, of the training and its preparation; DEVICE=cpu GPUS=1 for a trial;
-# PYTHON=python. What follows the models is for `torchmdnet2 train`, for example --set init.file=/…/r12.tmn. With
+# potential DRIVER=organic; LABEL_MINUTES=3; MINUTES=20, of the training and its preparation; DEVICE=cpu GPUS=1 for a
+# trial; PYTHON=python. What follows the models is for `torchmdnet2 train`, for example --set init.file=/…/r12.tmn. With
 # several GPUs each takes a part of every batch: set training.batch_size to 192 for each of them.
 set -euo pipefail
 geometries=$(realpath "$1") scans=$(realpath "$2") teacher=$3

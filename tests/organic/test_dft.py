@@ -137,6 +137,23 @@ def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, mon
         assert float(sample.labels["energy"]) == pytest.approx(float(model(sample.system).energy), abs=1e-3)
 
 
+def test_ions_at_the_same_place_are_all_kept(dft, geometry, scripts, tmp_path):
+    """Molecules by name are centred, so that bare ions differ by their elements only."""
+    ions = [geometry(name, [z], [[0, 0, 0]], -1) for name, z in (("[F-]", 9), ("[Cl-]", 17))]
+    both = geometry("[F-].[Cl-]", [9, 17], [[0, 0, 0], [4, 0, 0]], -2)
+    scripts("shards").write_shard(tmp_path / "train-conformers-0000.npz", ions)
+    scripts("shards").write_shard(tmp_path / "train-substitutions-0000.npz", [both])
+    rows = [("train-conformers-0000", 0, "[F-]"), ("train-conformers-0000", 1, "[Cl-]"),
+            ("train-substitutions-0000", 0, both.name)]  # fmt: skip
+    lines = [{"shard": shard, "index": index, "name": name, "energy": -9.0} for shard, index, name in rows]
+    (tmp_path / "energies.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dft.labels(
+        SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small", kinds=["substitutions"])
+    )
+    alone = open_dataset(tmp_path / "labels" / "alone.h5")
+    assert sorted(sample.system.z.tolist() for sample in alone) == [[9], [17]]
+
+
 def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scripts, tmp_path, monkeypatch):
     """The levels differ by a constant for each element; the start's energy of H2 is not used."""
     monkeypatch.setattr(dft, "dispersion", lambda one: 0.01 * len(one.numbers) ** 2)
