@@ -1,30 +1,29 @@
-"""Energies of small structures by density functional theory, where the teacher errs: ωB97M-D3(BJ)/def2-TZVPPD.
+"""Energies and forces of small structures by density functional theory: ωB97M-D3(BJ)/def2-TZVPPD.
 
-    python scripts/organic/dft.py energies work/dft/*.npz work/dft/energies.jsonl --part 0/2 --minutes 60
+    python scripts/organic/dft.py energies work/dft/*.npz work/dft/energies.jsonl --forces --part 0/2 --minutes 60
     python scripts/organic/dft.py labels work/dft work/dft-labels --start r12.tmn
-    python scripts/organic/dft.py labels work/dft work/dimer-labels --start r12.tmn --kinds dimers
     python scripts/organic/dft.py rest work/geometries work/rest --number 5000
+    python scripts/organic/dft.py rest work/geometries work/ions --number 2000 --charged
     python scripts/organic/label.py work/rest work/rest-labels --model r12.tmn --frames 0
+    python scripts/organic/label.py work/ions work/ion-labels --model r12.tmn --frames 0
     torchmdnet2 train scripts/organic/dft.yaml --set init.file=r12.tmn
 
 The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
 reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip
-install pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), a line of JSON for each as it is done: `energy` of
-the whole and, of kinds that do not react, `alone` of each molecule by itself with its atoms unmoved, in eV without
-dispersion. What is in the file already is not computed again. Basis set superposition is not corrected; it is 0.03 of
-3.8 kcal/mol for a pair of waters.
+install pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), on a GPU with GPU4PySCF (`pip install
+gpu4pyscf-cuda13x`; X. Wu et al., WIREs Comput. Mol. Sci. 15, e70008 (2025)), a line of JSON for each as it is done:
+`energy` and `forces` of the whole and, of kinds that do not react, `alone` and `forces_alone` of each molecule by
+itself with its atoms unmoved, in eV and eV/Å without dispersion. What is in the file already is not computed again.
+Basis set superposition is not corrected; it is 0.03 of 3.8 kcal/mol for a pair of waters.
 
-`labels` reads the shards and lines of a folder and writes train.h5 and validation.h5. Absolute energies of the two
-levels differ, so a structure has the energy of its molecules by the model that a training starts from, and the
-interaction by density functional theory. The molecules themselves, with the start's energies, are in alone.h5: without
-them the training would change their energies instead of the interaction. Where molecules react or rearrange, or bonds
-do not tell them apart, it is the energy relative to the molecules of its name, which shards of the kind `conformers`
-have; these get no label. For there the start may be wrong for each molecule by itself, with long bonds or half turned
-over. The start is wrong for H2, too: its energy is relative to the atoms of hydrogen in other molecules.
+`labels` reads the shards and lines of a folder and writes train.h5 and validation.h5, and files *-energies.h5 of what
+has no forces. Energies have dispersion and a constant for each element, so that those of neutral molecules are at the
+level of the model that a training starts from. Ions are then lower than the start has them, and reactions, interactions
+and molecules by themselves agree with each other.
 
 `rest` copies geometries of single molecules, for labels of the start itself: without them the training would forget.
-Pairs are not among them: the start is wrong there. It is wrong for hydrogen shifts, too; they are among them, because
-there are few labels of them.
+Pairs are not among them: the start is wrong there. Of ions only its forces are right. The start is wrong for hydrogen
+shifts, too; they are among them, because there are few labels of them.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -36,15 +35,15 @@ import argparse
 import json
 import re
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from ase.units import Hartree
+from ase.units import Bohr, Hartree
 from distil import write_samples
 from scipy.sparse.csgraph import connected_components
 from shards import ELEMENTS, Geometry, bonded, read_shard, seed_of, write_shard
@@ -52,6 +51,7 @@ from teachers import Model
 
 from torchmdnet2 import System
 from torchmdnet2.data import Sample
+from torchmdnet2.data.labels import GROUP, kind_code
 from torchmdnet2.neighbors.pairs import all_pairs
 from torchmdnet2.priors import D3
 
@@ -63,8 +63,8 @@ EFFECTIVE_CORE = {"I": BASIS}
 DISPERSION = D3(ELEMENTS, s8=0.3908, a1=0.566, a2=3.128, cutoff=None)
 MEMORY = 6000  # MB, of one process
 REACTING = ("substitutions", "protons", "shifts")  # kinds
-HYDROGEN = "[H][H]"
 VALIDATION = 5  # one of so many names, or clusters of water
+GROUPED = 5  # most structures of one name whose relative energies are trained together
 HEAVY = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+)[^\]]*\]|(Br|Cl|[BCNOPSFI]|[bcnops])")
 
 
@@ -76,9 +76,19 @@ def molecule(geometry: Geometry) -> gto.Mole:
     return gto.M(atom=atoms, charge=geometry.charge, basis=BASIS, ecp=EFFECTIVE_CORE, verbose=0, max_memory=MEMORY)
 
 
-def scf_energy(geometry: Geometry) -> float:
-    """Energy without dispersion, in eV; RuntimeError where it does not converge."""
-    from pyscf import dft
+class Field(NamedTuple):
+    """Energy in eV and, if wanted, forces [n, 3] in eV/Å, both without dispersion."""
+
+    energy: float
+    forces: np.ndarray | None
+
+
+def self_consistent(geometry: Geometry, options: argparse.Namespace) -> Field:
+    """Solve the equations of density functional theory; RuntimeError where they do not converge."""
+    if options.device == "cuda":
+        from gpu4pyscf import dft
+    else:
+        from pyscf import dft
 
     field = dft.RKS(molecule(geometry), xc="wb97m_v").density_fit()
     field.nlc, field.grids.level, field.conv_tol = False, 1, 1e-6
@@ -92,7 +102,10 @@ def scf_energy(geometry: Geometry) -> float:
         energy = field.kernel(dm0=density)
         if not field.converged:
             raise RuntimeError("the density does not converge")
-    return float(energy) * Hartree
+    forces = None
+    if options.forces:
+        forces = -np.asarray(field.nuc_grad_method().kernel()) * Hartree / Bohr
+    return Field(float(energy) * Hartree, forces)
 
 
 def heavy_atoms(name: str) -> list[str]:
@@ -125,7 +138,8 @@ def energies(options: argparse.Namespace) -> None:
     """Compute energies of shards."""
     from pyscf import lib
 
-    lib.num_threads(1)
+    if options.device == "cpu":
+        lib.num_threads(1)
     k, n = map(int, options.part.split("/"))
     start = time.monotonic()
     done = {(row["shard"], row["index"]) for row in _rows([options.output])}
@@ -141,12 +155,20 @@ def energies(options: argparse.Namespace) -> None:
             try:
                 if molecule(geometry).nao > options.most:
                     continue
-                row["energy"] = scf_energy(geometry)
+                whole = self_consistent(geometry, options)
+                row |= {"energy": whole.energy} | ({"forces": _rounded(whole.forces)} if options.forces else {})
                 if shard.split("-")[1] not in REACTING and len(parts := molecules(geometry) or []) > 1:
-                    row["alone"] = [scf_energy(part) for part in parts]
+                    fields = [self_consistent(part, options) for part in parts]
+                    row["alone"] = [field.energy for field in fields]
+                    if options.forces:
+                        row["forces_alone"] = [_rounded(field.forces) for field in fields]
             except RuntimeError as error:  # no convergence, or an odd number of electrons
                 row["failed"] = str(error)
             print(json.dumps(row | {"seconds": round(time.monotonic() - began, 1)}), file=file, flush=True)
+
+
+def _rounded(forces: np.ndarray | None) -> list[list[float]]:
+    return [] if forces is None else forces.round(5).tolist()
 
 
 def _rows(paths: Sequence[Path]) -> list[dict]:
@@ -162,10 +184,67 @@ def system_of(geometry: Geometry) -> System:
     )
 
 
-def dispersion(geometry: Geometry) -> float:
-    """D3(BJ) in eV, without three-body terms."""
+def dispersion(geometry: Geometry) -> Field:
+    """D3(BJ), without three-body terms."""
     system = system_of(geometry)
-    return float(DISPERSION(system, all_pairs(system)).sum())
+    positions = system.pos.requires_grad_()
+    energy = DISPERSION(system, all_pairs(system)).sum()
+    (gradient,) = torch.autograd.grad(energy, positions, allow_unused=True)
+    return Field(energy.item(), np.zeros(positions.shape) if gradient is None else -gradient.numpy())
+
+
+class Computed(NamedTuple):
+    """A structure with its energy and, unless None, its forces; subset and kind of its shard; `word` decides whether it
+    is held out; `neutral` is a single molecule without charge."""
+
+    geometry: Geometry
+    field: Field
+    subset: str
+    kind: str
+    word: str
+    neutral: bool
+
+
+def computed(folder: Path) -> Iterator[Computed]:
+    """What `energies` has computed in a folder, with dispersion: structures, and their molecules by themselves."""
+    shards = {path.stem: list(read_shard(path)) for path in sorted(folder.glob("*.npz"))}
+    rows = {(row["shard"], row["index"]): row for row in _rows(sorted(folder.glob("*.jsonl"))) if "energy" in row}
+    for (shard, index), row in sorted(rows.items()):
+        geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
+        if row["name"] != geometry.name:
+            raise SystemExit(f"{shard} {index}: the energy is of {row['name']}, the shard has {geometry.name}")
+        word = f"{shard} {index}" if kind == "water" else geometry.name  # clusters of water have few names
+        single = kind == "conformers" and not geometry.charge
+        yield Computed(geometry, _whole(geometry, row["energy"], row.get("forces")), subset, kind, word, single)
+        parts = molecules(geometry) if "alone" in row else None
+        if parts and len(parts) == len(row["alone"]):
+            forces = row.get("forces_alone", [None] * len(parts))
+            for part, energy, force in zip(parts, row["alone"], forces, strict=True):
+                yield Computed(part, _whole(part, energy, force), subset, "alone", word, not part.charge)
+
+
+def _whole(geometry: Geometry, energy: float, forces: Sequence | None) -> Field:
+    """Energy and forces with dispersion."""
+    more = dispersion(geometry)
+    return Field(energy + more.energy, None if forces is None else np.array(forces).reshape(-1, 3) + more.forces)
+
+
+def shifts_of(found: Sequence[Computed], start: Model) -> dict[int, float]:
+    """How much higher the start has an atom of each element, in eV: by least squares over neutral molecules.
+
+    The two levels of theory differ by these constants. With them the energies of several hundred molecules agree within
+    0.5 kcal/mol on average. Ions are not among them: the start has their energies without diffuse functions.
+    """
+    neutral = [one for one in found if one.neutral]
+    elements = np.unique([z for one in neutral for z in one.geometry.numbers])
+    counts = np.array([[(one.geometry.numbers == z).sum() for z in elements] for one in neutral])
+    if not neutral or np.linalg.matrix_rank(counts) < len(elements):
+        raise SystemExit("labels need energies of more neutral molecules, of the kinds conformers and dimers")
+    higher = np.array([energy_by(start, one.geometry) - one.field.energy for one in neutral])
+    shifts = np.linalg.lstsq(counts, higher, rcond=None)[0]
+    left = abs(higher - counts @ shifts).mean() * 23.0605
+    print(f"{len(neutral)} neutral molecules: energies agree within {left:.2f} kcal/mol on average")
+    return dict(zip(elements.tolist(), shifts.tolist(), strict=True))
 
 
 def energy_by(start: Model, geometry: Geometry) -> float:
@@ -174,87 +253,28 @@ def energy_by(start: Model, geometry: Geometry) -> float:
     return float(start.label(system.z[None], system.pos[None], system.charge).energy)
 
 
-def hydrogen_shift(known: Mapping[str, tuple[Geometry, float]], start: Model) -> float:
-    """How much higher the start has an atom of hydrogen than density functional theory, in eV: by least squares, with a
-    shift for each element, over neutral molecules. They keep differences of 0.3 kcal/mol on average."""
-    neutral = [(g, energy) for name, (g, energy) in known.items() if not g.charge and name != HYDROGEN]
-    elements = np.unique([z for g, _ in neutral for z in g.numbers])
-    counts = np.array([[(g.numbers == z).sum() for z in elements] for g, _ in neutral])
-    if np.linalg.matrix_rank(counts) < len(elements):
-        raise SystemExit("the energy of H2 needs those of more neutral molecules, of the kind conformers")
-    higher = np.array([energy_by(start, g) - energy - dispersion(g) for g, energy in neutral])
-    return float(np.linalg.lstsq(counts, higher, rcond=None)[0][elements == 1][0])
-
-
-def against(
-    geometry: Geometry, row: Mapping, known: Mapping[str, tuple[Geometry, float]], reacts: bool
-) -> tuple[list[Geometry], float] | None:
-    """What a structure's energy is relative to, and the difference in eV; None if that was not computed, or has other
-    atoms or another charge.
-
-    Args:
-        geometry: the structure.
-        row: its line of `energies`.
-        known: molecules by name, with their energies.
-        reacts: take the molecules by name.
-    """
-    parts, other = None if reacts else molecules(geometry), sum(row.get("alone", []))
-    if parts is None or len(parts) != len(row.get("alone", [])):
-        names = geometry.name.split(".")
-        if not all(name in known for name in names):
-            return None
-        parts, other = [known[name][0] for name in names], sum(known[name][1] for name in names)
-        if sorted(np.concatenate([part.numbers for part in parts])) != sorted(geometry.numbers):
-            return None
-    if sum(part.charge for part in parts) != geometry.charge:
-        return None
-    return parts, row["energy"] - other + dispersion(geometry) - sum(map(dispersion, parts))
-
-
-def _sample(geometry: Geometry, energy: float) -> Sample:
-    return Sample(system_of(geometry), {"energy": torch.tensor([energy], dtype=torch.float64)})
-
-
 def labels(options: argparse.Namespace) -> None:
-    """Write labels for a training, of some kinds."""
-    shards = {path.stem: list(read_shard(path)) for path in sorted(options.folder.glob("*.npz"))}
-    rows = {
-        (row["shard"], row["index"]): row for row in _rows(sorted(options.folder.glob("*.jsonl"))) if "energy" in row
-    }
-    known: dict[str, tuple[Geometry, float]] = {}
-    for (shard, index), row in rows.items():
-        geometry = shards[shard][index]
-        if row["name"] != geometry.name:
-            raise SystemExit(f"{shard} {index}: the energy is of {row['name']}, the shard has {geometry.name}")
-        if "-conformers-" in shard and row["energy"] < known.get(geometry.name, (geometry, np.inf))[1]:
-            known[geometry.name] = geometry, row["energy"]
-    start = Model(options.start, "cpu")
-    wanted = "hydrogen" in options.kinds and any("-hydrogen-" in shard for shard, _ in rows)
-    hydrogen = hydrogen_shift(known, start) if wanted else 0.0
-    found: dict[str, list[Sample]] = {"train": [], "validation": []}
-    alone: dict[tuple[bytes, bytes], Sample] = {}  # by atoms and their places: bare ions are all at the same one
-    left_out = 0
-    for (shard, index), row in sorted(rows.items()):
-        geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
-        if kind not in options.kinds or subset not in found:
+    """Write labels for a training."""
+    everything = list(computed(options.folder))
+    shifts = shifts_of(everything, Model(options.start, "cpu"))
+    names = "train", "validation", "train-energies", "validation-energies"
+    found: dict[str, list[Sample]] = {name: [] for name in names}
+    count: Counter[str] = Counter()
+    for one in everything:
+        if not set(one.geometry.numbers.tolist()) <= set(shifts):
+            count["left out"] += 1
             continue
-        if kind == "hydrogen":
-            energy = row["energy"] + dispersion(geometry) + 2 * hydrogen
-        elif relative := against(geometry, row, known, kind in REACTING):
-            parts, energy = relative
-            for part in parts:
-                own = energy_by(start, part)
-                alone[part.numbers.tobytes(), part.positions.tobytes()] = _sample(part, own)
-                energy += own
-        else:
-            left_out += 1
-            continue
-        word = f"{shard} {index}" if kind == "water" else geometry.name  # clusters of water have few names
-        if seed_of("dft", word) % VALIDATION == 0:
-            subset = "validation"
-        found[subset].append(_sample(geometry, energy))
-    write_samples(options.output, found | {"alone": list(alone.values())})
-    print(f"{left_out} left out, whose molecules were not computed")
+        held_out = one.subset == "validation" or seed_of("dft", one.word) % VALIDATION == 0
+        energy = one.field.energy + sum(shifts[z] for z in one.geometry.numbers.tolist())
+        count[one.geometry.name] += 1
+        group = kind_code(f"{one.geometry.name} {count[one.geometry.name] // GROUPED}")
+        values = {"energy": torch.tensor([energy], dtype=torch.float64), GROUP: torch.tensor([group])}
+        if one.field.forces is not None:
+            values["forces"] = torch.as_tensor(one.field.forces)
+        name = ("validation" if held_out else "train") + ("-energies" if one.field.forces is None else "")
+        found[name].append(Sample(system_of(one.geometry), values))
+    write_samples(options.output, found)
+    print(f"{count['left out']} left out, with elements that no neutral molecule has")
 
 
 def rest(options: argparse.Namespace) -> None:
@@ -269,7 +289,11 @@ def rest(options: argparse.Namespace) -> None:
         most = options.number // (VALIDATION if subset == "validation" else 1) // len({kind for _, kind in paths})
         rng, found = np.random.default_rng(seed_of("rest", subset, kind)), []
         for path in shards:
-            kept = [g for g in read_shard(path) if "." not in g.name and len(g.numbers) <= options.atoms]
+            kept = [
+                g
+                for g in read_shard(path)
+                if "." not in g.name and len(g.numbers) <= options.atoms and bool(g.charge) == options.charged
+            ]
             found += [kept[k] for k in rng.permutation(len(kept))[: 1 + most // 10]]  # of ten shards or more
             if len(found) >= most:
                 break
@@ -286,16 +310,18 @@ def main() -> None:
     one.add_argument("output", type=Path, help="file of lines of JSON")
     one.add_argument("--part", default="0/1", help="K/N: every Nth geometry, beginning with K")
     one.add_argument("--minutes", type=float, default=1e9)
+    one.add_argument("--forces", action="store_true", help="also forces, which take as long as the energy")
+    one.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs GPU4PySCF")
     one.add_argument("--most", type=int, default=400, help="basis functions; larger geometries are left out")
     other = verbs.add_parser("labels", help=labels.__doc__)
     other.add_argument("folder", type=Path, help="shards and lines of `energies`")
     other.add_argument("output", type=Path, help="folder")
     other.add_argument("--start", required=True, help="the model that a training starts from")
-    other.add_argument("--kinds", nargs="+", default=["water", "hydrogen", *REACTING], help="that get labels")
     third = verbs.add_parser("rest", help=rest.__doc__)
     third.add_argument("folder", type=Path, help="of geometries.py")
     third.add_argument("output", type=Path, help="folder")
     third.add_argument("--number", type=int, default=5000, help="of geometries, at most")
+    third.add_argument("--charged", action="store_true", help="ions, instead of molecules without charge")
     third.add_argument("--atoms", type=int, default=30, help="of a geometry, at most")
     options = parser.parse_args()
     {"energies": energies, "labels": labels, "rest": rest}[options.verb](options)

@@ -14,7 +14,7 @@ from ase.build import molecule
 from ase.units import Bohr, Hartree
 from organic_world import FOLDER
 
-from torchmdnet2 import System, load
+from torchmdnet2 import load
 from torchmdnet2.data import open_dataset
 
 WATER = np.array([[0, 0, 0.066], [0, 0.757, -0.52], [0, -0.757, -0.52]])
@@ -64,9 +64,9 @@ def test_dispersion_is_that_of_the_trainings(dft, geometry):
     ours = dft.DISPERSION
     assert (prior["s8"], prior["a1"]) == (ours.s8, ours.a1) and prior["elements"] == ours.elements
     assert ours.a2 / 0.529177 == pytest.approx(prior["a2"], abs=1e-5)
-    assert dft.dispersion(geometry("[F-]", [9], [[0, 0, 0]], -1)) == 0
+    assert dft.dispersion(geometry("[F-]", [9], [[0, 0, 0]], -1)).energy == 0
     two = geometry("O.O", [8, 1, 1] * 2, [*WATER, *np.add(WATER, [0, 0, 2.9])])
-    value = dft.dispersion(two) - 2 * dft.dispersion(geometry("O", [8, 1, 1], WATER))
+    value = dft.dispersion(two).energy - 2 * dft.dispersion(geometry("O", [8, 1, 1], WATER)).energy
     tad_dftd3 = pytest.importorskip("tad_dftd3")
     parameters = {
         k: torch.tensor(float(v)) for k, v in {"s6": 1, "s9": 0, "s8": 0.3908, "a1": 0.566, "a2": 3.128}.items()
@@ -78,109 +78,122 @@ def test_dispersion_is_that_of_the_trainings(dft, geometry):
     assert value == pytest.approx((energy[0] - 2 * energy[1]) * Hartree, rel=1e-3) and value < -0.01
 
 
-def test_energies_are_relative_to_the_molecules(dft, geometry, monkeypatch):
-    monkeypatch.setattr(dft, "dispersion", lambda g: -0.01 * len(g.numbers) ** 2)
-    apart, bonded = pair(geometry, 3.0), pair(geometry, 1.4)
-    parts, energy = dft.against(apart, {"energy": -10.0, "alone": [-6.0, -3.5]}, {}, False)
-    assert len(parts) == 2 and energy == pytest.approx(-0.5 - 0.25 + 0.09 + 0.04)
-    known = {part.name: (part, value) for part, value in zip(parts, (-6.1, -3.6), strict=True)}
-    known = {"O": known[parts[0].name], "[OH-]": known[parts[1].name]}
-    _, energy = dft.against(bonded, {"energy": -10.0}, known, False)
-    assert energy == pytest.approx(-0.3 - 0.12)
-    assert dft.against(bonded, {"energy": -10.0}, {"O": known["O"]}, False) is None
-    other = known | {"O": (known["[OH-]"][0], -1.0)}  # a molecule of other atoms
-    assert dft.against(bonded, {"energy": -10.0}, other, False) is None
-    row = {"energy": -10.0, "alone": [-6.0, -3.5]}
-    assert dft.against(apart, row, known, True)[1] == pytest.approx(-0.3 - 0.12)  # of a kind that reacts
+def options(path, **changed):
+    """Of `energies`, for a shard."""
+    usual = {"output": path.parent / "energies.jsonl", "part": "0/1", "minutes": 1.0, "most": 100, "forces": False}
+    return SimpleNamespace(**{"shards": [path], "device": "cpu", **usual, **changed})
 
 
-def test_energies_resume_and_become_labels(dft, geometry, scripts, tmp_path, monkeypatch):
-    """The lines of a second call are those that are missing; labels are the model's molecules and the interaction."""
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "energies.jsonl").read_text().splitlines()]
+
+
+def labels_of(dft, folder, start="organic-small"):
+    """Samples of the files that `labels` writes, by name of the file."""
+    dft.labels(SimpleNamespace(folder=folder, output=folder / "labels", start=start))
+    return {path.stem: list(open_dataset(path)) for path in (folder / "labels").glob("*.h5")}
+
+
+@pytest.mark.parametrize("forces", [False, True])
+def test_energies_resume(dft, geometry, scripts, tmp_path, monkeypatch, forces):
+    """The lines of a second call are those that are missing; the molecules have their energies and forces, too."""
     computed = []
 
-    def energy(one):
+    def solved(one, given):
         computed.append(one.name)
-        return -5.0 * len(one.numbers) - (0.3 if "." in one.name and " " not in one.name else 0.0)
+        return dft.Field(-5.0 * len(one.numbers), np.full((len(one.numbers), 3), 0.123456) if given.forces else None)
 
-    monkeypatch.setattr(dft, "scf_energy", energy)
+    monkeypatch.setattr(dft, "self_consistent", solved)
     monkeypatch.setattr(dft, "molecule", lambda one: SimpleNamespace(nao=20 * len(one.numbers)))
-    monkeypatch.setattr(dft, "dispersion", lambda one: 0.0)
     monkeypatch.setitem(sys.modules, "pyscf", SimpleNamespace(lib=SimpleNamespace(num_threads=int)))
-    scripts("shards").write_shard(tmp_path / "train-water-0000.npz", [pair(geometry, 2.6 + 0.1 * k) for k in range(12)])
-    lines = tmp_path / "energies.jsonl"
-
-    def run(part):
-        dft.energies(SimpleNamespace(
-            shards=[tmp_path / "train-water-0000.npz"], output=lines, part=part, minutes=1.0, most=100
-        ))  # fmt: skip
-
-    run("0/2")
-    assert len(lines.read_text().splitlines()) == 6
-    run("0/1")
-    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    path = tmp_path / "train-water-0000.npz"
+    scripts("shards").write_shard(path, [pair(geometry, 2.6 + 0.1 * k) for k in range(12)])
+    dft.energies(options(path, part="0/2", forces=forces))
+    assert len(lines_of(tmp_path)) == 6
+    dft.energies(options(path, forces=forces))
+    rows = lines_of(tmp_path)
     assert sorted(row["index"] for row in rows) == list(range(12)) and len(computed) == 36
-    dft.labels(SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small", kinds=["water"]))
-    model, count = load("organic-small"), 0
-    for subset in ("train", "validation"):
-        for sample in open_dataset(tmp_path / "labels" / f"{subset}.h5"):
-            alone = sum(
-                float(model(System(z=torch.as_tensor(part.numbers), pos=torch.as_tensor(part.positions),
-                                   charge=torch.tensor([float(part.charge)]))).energy)
-                for part in dft.molecules(geometry("O.[OH-]", sample.system.z.numpy(), sample.system.pos.numpy(), -1))
-            )  # fmt: skip
-            assert float(sample.labels["energy"]) == pytest.approx(alone - 0.3, abs=1e-3)
-            count += 1
-    assert count == 12
-    alone = list(open_dataset(tmp_path / "labels" / "alone.h5"))
-    assert sorted(len(sample.system.z) for sample in alone) == [2] * 12 + [3] * 12
-    for sample in alone:
-        assert float(sample.labels["energy"]) == pytest.approx(float(model(sample.system).energy), abs=1e-3)
+    for row in rows:
+        assert row["energy"] == -25 and row["alone"] == [-15, -10]
+        assert row.get("forces") == ([[0.12346] * 3] * 5 if forces else None)
+        assert row.get("forces_alone") == ([[[0.12346] * 3] * n for n in (3, 2)] if forces else None)
 
 
-def test_ions_at_the_same_place_are_all_kept(dft, geometry, scripts, tmp_path):
-    """Molecules by name are centred, so that bare ions differ by their elements only."""
-    ions = [geometry(name, [z], [[0, 0, 0]], -1) for name, z in (("[F-]", 9), ("[Cl-]", 17))]
-    both = geometry("[F-].[Cl-]", [9, 17], [[0, 0, 0], [4, 0, 0]], -2)
-    scripts("shards").write_shard(tmp_path / "train-conformers-0000.npz", ions)
-    scripts("shards").write_shard(tmp_path / "train-substitutions-0000.npz", [both])
-    rows = [("train-conformers-0000", 0, "[F-]"), ("train-conformers-0000", 1, "[Cl-]"),
-            ("train-substitutions-0000", 0, both.name)]  # fmt: skip
-    lines = [{"shard": shard, "index": index, "name": name, "energy": -9.0} for shard, index, name in rows]
-    (tmp_path / "energies.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    dft.labels(
-        SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small", kinds=["substitutions"])
+@pytest.fixture
+def folder(dft, geometry, scripts, tmp_path, monkeypatch):
+    """Neutral molecules, an ion, and a pair with forces: energies are those of `organic-small` but for a constant of
+    each element and changes of the ion and the pair."""
+    monkeypatch.setattr(
+        dft, "dispersion", lambda one: dft.Field(0.01 * len(one.numbers) ** 2, np.full(one.positions.shape, 0.5))
     )
-    alone = open_dataset(tmp_path / "labels" / "alone.h5")
-    assert sorted(sample.system.z.tolist() for sample in alone) == [[9], [17]]
+    model = load("organic-small")
 
+    def row(shard, index, one, change, **more):
+        energy = float(model(dft.system_of(one)).energy) - dft.dispersion(one).energy + change
+        higher = sum({1: 0.2, 6: -0.5, 7: 0.3, 8: 1.0}[z] for z in one.numbers.tolist())
+        return {"shard": shard, "index": index, "name": one.name, "energy": energy - higher, **more}
 
-def test_hydrogen_is_relative_to_its_atoms_in_other_molecules(dft, geometry, scripts, tmp_path, monkeypatch):
-    """The levels differ by a constant for each element; the start's energy of H2 is not used."""
-    monkeypatch.setattr(dft, "dispersion", lambda one: 0.01 * len(one.numbers) ** 2)
-    model, shift = load("organic-small"), {1: 0.2, 6: -0.5, 7: 0.3, 8: 1.0}
-    molecules = []
-    for name in ("H2O", "CH4", "NH3", "CH3OH", "CH3CH2NH2", "H2"):
+    shards, conformers = scripts("shards"), []
+    for name in ("H2O", "CH4", "NH3", "CH3OH", "CH3CH2NH2", "H2", "OH"):
         atoms = molecule(name)
-        molecules.append(geometry("[H][H]" if name == "H2" else name, atoms.numbers, atoms.positions))
-    scripts("shards").write_shard(tmp_path / "train-conformers-0000.npz", molecules)
-    scripts("shards").write_shard(tmp_path / "train-hydrogen-0000.npz", molecules[-1:])
-    rows = [{"shard": "train-hydrogen-0000", "index": 0, "name": "[H][H]", "energy": -32.0}]
-    for index, one in enumerate(scripts("shards").read_shard(tmp_path / "train-conformers-0000.npz")):
-        higher = sum(shift[z] for z in one.numbers.tolist()) if one.name != "[H][H]" else 0.7
-        energy = float(model(dft.system_of(one)).energy) - dft.dispersion(one) - higher
-        rows.append({"shard": "train-conformers-0000", "index": index, "name": one.name, "energy": energy})
-    (tmp_path / "energies.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    dft.labels(SimpleNamespace(folder=tmp_path, output=tmp_path / "labels", start="organic-small", kinds=["hydrogen"]))
-    (sample,) = [
-        sample for subset in ("train", "validation") if (tmp_path / "labels" / f"{subset}.h5").exists()
-        for sample in open_dataset(tmp_path / "labels" / f"{subset}.h5")
-    ]  # fmt: skip
-    assert float(sample.labels["energy"]) == pytest.approx(-32.0 + 0.04 + 2 * 0.2, abs=1e-3)
+        conformers.append(geometry(name, atoms.numbers, atoms.positions, -(name == "OH")))
+    shards.write_shard(tmp_path / "train-conformers-0000.npz", conformers)
+    shards.write_shard(tmp_path / "train-water-0000.npz", [pair(geometry, 3.0)])
+    conformers = list(shards.read_shard(tmp_path / "train-conformers-0000.npz"))  # their places are rounded
+    (one,) = shards.read_shard(tmp_path / "train-water-0000.npz")
+    rows = [row("train-conformers-0000", k, g, -0.4 if g.charge else 0.0) for k, g in enumerate(conformers)]
+    alone = [row("", 0, part, -0.4 if part.charge else 0.0)["energy"] for part in dft.molecules(one)]
+    forces = {"forces": [[1.0, 0, 0]] * 5, "forces_alone": [[[0, 1.0, 0]] * 3, [[0, 0, 1.0]] * 2]}
+    rows.append(row("train-water-0000", 0, one, -0.7, alone=alone, **forces))
+    (tmp_path / "energies.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
+    return tmp_path
+
+
+def test_labels_are_at_the_level_of_the_start_for_neutral_molecules(dft, folder):
+    """A constant for each element; ions, which the start has without diffuse functions, do not change it."""
+    model, found, seen = load("organic-small"), labels_of(dft, folder), 0
+    for name, samples in found.items():
+        for sample in samples:
+            energy = float(model(sample.system).energy)
+            change = {5: -0.7, 2: -0.4}[len(sample.system.z)] if float(sample.system.charge) else 0.0
+            assert float(sample.labels["energy"]) == pytest.approx(energy + change, abs=2e-3)
+            assert ("forces" in sample.labels) != name.endswith("-energies")
+            seen += 1
+    assert seen == 7 + 3
+
+
+def test_forces_are_those_with_dispersion(dft, folder):
+    found = labels_of(dft, folder)
+    samples = {len(s.system.z): s for name in ("train", "validation") for s in found.get(name, [])}
+    expected = {5: [1.5, 0.5, 0.5], 3: [0.5, 1.5, 0.5], 2: [0.5, 0.5, 1.5]}
+    assert set(samples) == set(expected)
+    for atoms, force in expected.items():
+        assert samples[atoms].labels["forces"].tolist() == [force] * atoms
+
+
+def test_elements_that_no_neutral_molecule_has_are_left_out(dft, folder, geometry, scripts, capsys):
+    scripts("shards").write_shard(folder / "train-conformers-ions.npz", [geometry("[F-]", [9], [[0, 0, 0]], -1)])
+    line = {"shard": "train-conformers-ions", "index": 0, "name": "[F-]", "energy": -2700.0}
+    (folder / "more.jsonl").write_text(json.dumps(line) + "\n")
+    found = labels_of(dft, folder)
+    assert all(9 not in sample.system.z.tolist() for samples in found.values() for sample in samples)
+    assert "1 left out" in capsys.readouterr().out
+
+
+def test_too_few_molecules_and_energies_of_others_are_refused(dft, folder):
+    lines = (folder / "energies.jsonl").read_text().splitlines()
+    (folder / "energies.jsonl").write_text("\n".join(lines[-2:]) + "\n")
+    with pytest.raises(SystemExit, match="more neutral molecules"):
+        labels_of(dft, folder)
+    (folder / "energies.jsonl").write_text(lines[0].replace('"H2O"', '"CH4"') + "\n")
+    with pytest.raises(SystemExit, match="the energy is of CH4, the shard has H2O"):
+        labels_of(dft, folder)
 
 
 def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
-    """Small single molecules; no pairs."""
+    """Small single molecules, or ions; no pairs."""
     shards, one = scripts("shards"), geometry("O", [8, 1, 1], WATER)
+    ion = geometry("[OH-]", [8, 1], WATER[:2], -1)
     large = geometry("C" * 11, [6] * 11, 1.5 * np.arange(33).reshape(11, 3))
     methane = [[0, 0, 0], [0.63, 0.63, 0.63], [-0.63, -0.63, 0.63], [-0.63, 0.63, -0.63], [0.63, -0.63, -0.63]]
 
@@ -188,16 +201,25 @@ def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
         return geometry(name, [6, 1, 1, 1, 1] * 2, [*methane, *np.add(methane, [5, 0, 0])])
 
     for kind in ("dimers", "substitutions", "water"):
-        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", [one, two("C.C"), two("C.[NH4+]"), large])
-    dft.rest(SimpleNamespace(folder=tmp_path, output=tmp_path / "rest", number=30, atoms=10))
-    found = {path.stem: sorted(g.name for g in shards.read_shard(path)) for path in (tmp_path / "rest").glob("*.npz")}
-    assert found == {f"train-{kind}-0000": ["O"] for kind in ("dimers", "substitutions", "water")}
+        shards.write_shard(tmp_path / f"train-{kind}-0000.npz", [one, ion, two("C.C"), two("C.[NH4+]"), large])
+    for charged, name in ((False, "O"), (True, "[OH-]")):
+        rest = tmp_path / f"rest {charged}"
+        dft.rest(SimpleNamespace(folder=tmp_path, output=rest, number=30, atoms=10, charged=charged))
+        found = {path.stem: sorted(g.name for g in shards.read_shard(path)) for path in rest.glob("*.npz")}
+        assert found == {f"train-{kind}-0000": [name] for kind in ("dimers", "substitutions", "water")}
 
 
-def test_density_functional_theory(dft, geometry):
-    """Two atoms of hydrogen, 0.74 Å apart: near −1.17 hartree; with an electron too few it is refused."""
+def test_density_functional_theory(dft, geometry, tmp_path):
+    """Two atoms of hydrogen, 0.74 Å apart: near −1.17 hartree, and forces are the slope of the energy; with an electron
+    too few they are refused."""
     pytest.importorskip("pyscf")
-    hydrogen = geometry("[H][H]", [1, 1], [[0, 0, 0], [0, 0, 0.741]])
-    assert dft.scf_energy(hydrogen) / Hartree == pytest.approx(-1.17, abs=0.01)
+    given = options(tmp_path, forces=True)
+
+    def hydrogen(distance):
+        return geometry("[H][H]", [1, 1], [[0, 0, 0], [0, 0, distance]])
+
+    left, here, right = (dft.self_consistent(hydrogen(d), given) for d in (0.79, 0.80, 0.81))
+    assert here.energy / Hartree == pytest.approx(-1.17, abs=0.01)
+    assert here.forces[1, 2] == pytest.approx((left.energy - right.energy) / 0.02, abs=0.01)
     with pytest.raises(RuntimeError):
-        dft.scf_energy(hydrogen._replace(charge=1))
+        dft.self_consistent(hydrogen(0.8)._replace(charge=1), given)
