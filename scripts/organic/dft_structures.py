@@ -1,8 +1,8 @@
 """Structures for dft.py: conformers and pairs of molecules, relaxed with a model.
 
-    python scripts/organic/dft_structures.py conformers molecules.smi work/dft/train-conformers-bio.npz --model r14.tmn
+    python scripts/organic/dft_structures.py conformers molecules.smi work/dft/train-conformers-bio.npz --model r12.tmn
     python scripts/organic/dft_structures.py pairs work/geometries/train-dimers-*.npz work/dft/train-dimers-gpu.npz \
-        --model r14.tmn --number 150 --without benchmark/*.xyz
+        --model r12.tmn --number 150 --without benchmark/*.xyz
 
 `conformers` makes conformers of SMILES, relaxes them and keeps up to four of each molecule that differ, one of them
 with its atoms displaced. `pairs` takes pairs of molecules from shards; half are relaxed to the next minimum nearly,

@@ -35,7 +35,7 @@ def run(structures, scripts, tmp_path, monkeypatch):
 @pytest.fixture
 def pair(scripts):
     def made(name, distance, other=WATER):
-        atoms = WATER + Atoms(other.numbers, other.positions + [0, 0, distance])
+        atoms = WATER + Atoms(other.numbers, np.add(other.positions, [0, 0, distance]))
         return scripts("shards").Geometry(name, atoms.numbers, atoms.positions, 0)
 
     return made
