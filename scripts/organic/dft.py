@@ -6,6 +6,7 @@
     python scripts/organic/dft.py rest work/geometries work/ions --number 2000 --charged
     python scripts/organic/label.py work/rest work/rest-labels --model r12.tmn --frames 0
     python scripts/organic/label.py work/ions work/ion-labels --model r12.tmn --frames 0
+    python scripts/organic/distil.py scans torsions.npz work/scans --model r12.tmn --start r12.tmn
     torchmdnet2 train scripts/organic/dft.yaml --set init.file=r12.tmn
 
 The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
@@ -13,7 +14,8 @@ reactions of ions have errors of several kcal/mol. `energies` computes the geome
 install pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), on a GPU with GPU4PySCF (`pip install
 gpu4pyscf-cuda13x`; X. Wu et al., WIREs Comput. Mol. Sci. 15, e70008 (2025)), a line of JSON for each as it is done:
 `energy` and `forces` of the whole and, of kinds that do not react, `alone` and `forces_alone` of each molecule by
-itself with its atoms unmoved, in eV and eV/Å without dispersion. What is in the file already is not computed again.
+itself with its atoms unmoved, in eV and eV/Å without dispersion. What is in the file already is not computed again,
+but for lines without forces, where forces are wanted.
 Basis set superposition is not corrected; it is 0.03 of 3.8 kcal/mol for a pair of waters.
 
 `labels` reads the shards and lines of a folder and writes train.h5 and validation.h5, and files *-energies.h5 of what
@@ -22,8 +24,8 @@ level of the model that a training starts from. Ions are then lower than the sta
 and molecules by themselves agree with each other.
 
 `rest` copies geometries of single molecules, for labels of the start itself: without them the training would forget.
-Pairs are not among them: the start is wrong there. Of ions only its forces are right. The start is wrong for hydrogen
-shifts, too; they are among them, because there are few labels of them.
+Pairs are not among them: the start is wrong there. Labels of ions are used for forces and charges only. The start is
+wrong for hydrogen shifts, too; they are among them, because there are few labels of them.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -38,12 +40,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from ase.units import Bohr, Hartree
+from ase.symbols import Symbols
+from ase.units import Bohr, Hartree, kcal, mol
 from distil import write_samples
 from scipy.sparse.csgraph import connected_components
 from shards import ELEMENTS, Geometry, bonded, read_shard, seed_of, write_shard
@@ -68,24 +71,31 @@ GROUPED = 5  # most structures of one name whose relative energies are trained t
 HEAVY = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+)[^\]]*\]|(Br|Cl|[BCNOPSFI]|[bcnops])")
 
 
+class Unsolved(Exception):
+    """An odd number of electrons, or a density that does not converge. Faults of a GPU are others, and end a run."""
+
+
 def molecule(geometry: Geometry) -> gto.Mole:
-    """A geometry with its basis functions."""
+    """A geometry with its basis functions; Unsolved for an odd number of electrons."""
     from pyscf import gto
 
     atoms = [(chemical_symbols[z], place) for z, place in zip(geometry.numbers, geometry.positions, strict=True)]
-    return gto.M(atom=atoms, charge=geometry.charge, basis=BASIS, ecp=EFFECTIVE_CORE, verbose=0, max_memory=MEMORY)
+    try:
+        return gto.M(atom=atoms, charge=geometry.charge, basis=BASIS, ecp=EFFECTIVE_CORE, verbose=0, max_memory=MEMORY)
+    except RuntimeError as error:
+        raise Unsolved(str(error)) from None
 
 
 class Field(NamedTuple):
-    """Energy in eV and, if wanted, forces [n, 3] in eV/Å, both without dispersion."""
+    """Energy in eV and, if wanted, forces [n, 3] in eV/Å."""
 
     energy: float
     forces: np.ndarray | None
 
 
-def self_consistent(geometry: Geometry, options: argparse.Namespace) -> Field:
-    """Solve the equations of density functional theory; RuntimeError where they do not converge."""
-    if options.device == "cuda":
+def self_consistent(geometry: Geometry, forces: bool, device: str) -> Field:
+    """Energy and, if wanted, forces by density functional theory without dispersion; Unsolved where it has none."""
+    if device == "cuda":
         from gpu4pyscf import dft
     else:
         from pyscf import dft
@@ -101,11 +111,9 @@ def self_consistent(geometry: Geometry, options: argparse.Namespace) -> Field:
         field = field.newton()
         energy = field.kernel(dm0=density)
         if not field.converged:
-            raise RuntimeError("the density does not converge")
-    forces = None
-    if options.forces:
-        forces = -np.asarray(field.nuc_grad_method().kernel()) * Hartree / Bohr
-    return Field(float(energy) * Hartree, forces)
+            raise Unsolved("the density does not converge")
+    gradient = np.asarray(field.nuc_grad_method().kernel()) if forces else None
+    return Field(float(energy) * Hartree, None if gradient is None else -gradient * Hartree / Bohr)
 
 
 def heavy_atoms(name: str) -> list[str]:
@@ -141,8 +149,12 @@ def energies(options: argparse.Namespace) -> None:
     if options.device == "cpu":
         lib.num_threads(1)
     k, n = map(int, options.part.split("/"))
-    start = time.monotonic()
-    done = {(row["shard"], row["index"]) for row in _rows([options.output])}
+    start, too_large = time.monotonic(), 0
+    done = {
+        (row["shard"], row["index"])
+        for row in _rows([options.output])
+        if "failed" in row or "forces" in row or not options.forces
+    }
     todo = [(path.stem, i, g) for path in options.shards for i, g in enumerate(read_shard(path))]
     with options.output.open("a") as file:
         for shard, index, geometry in sorted(todo, key=lambda row: seed_of(*row[:2]))[k::n]:
@@ -154,25 +166,34 @@ def energies(options: argparse.Namespace) -> None:
             began = time.monotonic()
             try:
                 if molecule(geometry).nao > options.most:
+                    too_large += 1
                     continue
-                whole = self_consistent(geometry, options)
-                row |= {"energy": whole.energy} | ({"forces": _rounded(whole.forces)} if options.forces else {})
+                row |= _line(self_consistent(geometry, options.forces, options.device), "energy", "forces")
                 if shard.split("-")[1] not in REACTING and len(parts := molecules(geometry) or []) > 1:
-                    fields = [self_consistent(part, options) for part in parts]
-                    row["alone"] = [field.energy for field in fields]
-                    if options.forces:
-                        row["forces_alone"] = [_rounded(field.forces) for field in fields]
-            except RuntimeError as error:  # no convergence, or an odd number of electrons
+                    fields = [self_consistent(part, options.forces, options.device) for part in parts]
+                    lines = [_line(field, "alone", "forces_alone") for field in fields]
+                    row |= {name: [line[name] for line in lines] for name in lines[0]}
+            except Unsolved as error:
                 row["failed"] = str(error)
             print(json.dumps(row | {"seconds": round(time.monotonic() - began, 1)}), file=file, flush=True)
+    if too_large:
+        print(f"{too_large} structures have more than {options.most} basis functions, and are left out: see --most")
 
 
-def _rounded(forces: np.ndarray | None) -> list[list[float]]:
-    return [] if forces is None else forces.round(5).tolist()
+def _line(field: Field, energy: str, forces: str) -> dict[str, Any]:
+    """Energy and forces under these names."""
+    return {energy: field.energy} | ({} if field.forces is None else {forces: field.forces.round(5).tolist()})
 
 
 def _rows(paths: Sequence[Path]) -> list[dict]:
-    return [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
+    found = []
+    for path in paths:
+        for k, line in enumerate(path.read_text().splitlines() if path.exists() else ()):
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                raise SystemExit(f"{path}: line {k + 1} is not complete; delete it") from None
+    return found
 
 
 def system_of(geometry: Geometry) -> System:
@@ -194,46 +215,63 @@ def dispersion(geometry: Geometry) -> Field:
 
 
 class Computed(NamedTuple):
-    """A structure with its energy and, unless None, its forces; subset and kind of its shard; `word` decides whether it
-    is held out; `neutral` is a single molecule without charge."""
+    """A structure with its energy and, unless None, its forces, with dispersion; whether it is held out, and whether it
+    is a single molecule without charge."""
 
     geometry: Geometry
     field: Field
-    subset: str
-    kind: str
-    word: str
+    held_out: bool
     neutral: bool
 
 
 def computed(folder: Path) -> Iterator[Computed]:
-    """What `energies` has computed in a folder, with dispersion: structures, and their molecules by themselves."""
+    """What `energies` has computed in a folder: structures, and their molecules by themselves.
+
+    Single molecules are held out by their composition, so that a molecule of a dimer and its conformers are in one
+    subset; clusters of water, which have few names, one by one; other structures by their name.
+    """
     shards = {path.stem: list(read_shard(path)) for path in sorted(folder.glob("*.npz"))}
-    rows = {(row["shard"], row["index"]): row for row in _rows(sorted(folder.glob("*.jsonl"))) if "energy" in row}
+    lines = sorted(_rows(sorted(folder.glob("*.jsonl"))), key=lambda row: "forces" in row)  # the last one counts
+    rows = {(row["shard"], row["index"]): row for row in lines if "energy" in row}
     for (shard, index), row in sorted(rows.items()):
+        if index >= len(shards.get(shard, ())):
+            raise SystemExit(f"{folder} has the energy of {shard} {index}, and not this structure: add {shard}.npz")
         geometry, (subset, kind) = shards[shard][index], shard.split("-")[:2]
         if row["name"] != geometry.name:
             raise SystemExit(f"{shard} {index}: the energy is of {row['name']}, the shard has {geometry.name}")
-        word = f"{shard} {index}" if kind == "water" else geometry.name  # clusters of water have few names
-        single = kind == "conformers" and not geometry.charge
-        yield Computed(geometry, _whole(geometry, row["energy"], row.get("forces")), subset, kind, word, single)
-        parts = molecules(geometry) if "alone" in row else None
-        if parts and len(parts) == len(row["alone"]):
+        single = kind == "conformers"
+        word = f"{shard} {index}" if kind == "water" else composition(geometry) if single else geometry.name
+        yield _computed(geometry, row["energy"], row.get("forces"), subset, word, single)
+        if "alone" in row and kind not in REACTING:
+            parts = molecules(geometry)
+            if parts is None or len(parts) != len(row["alone"]):
+                raise SystemExit(f"{shard} {index}: its molecules are not those whose energies are in the line")
             forces = row.get("forces_alone", [None] * len(parts))
             for part, energy, force in zip(parts, row["alone"], forces, strict=True):
-                yield Computed(part, _whole(part, energy, force), subset, "alone", word, not part.charge)
+                yield _computed(part, energy, force, subset, composition(part), True)
 
 
-def _whole(geometry: Geometry, energy: float, forces: Sequence | None) -> Field:
-    """Energy and forces with dispersion."""
+def composition(geometry: Geometry) -> str:
+    """Formula and charge."""
+    return f"{Symbols(geometry.numbers).get_chemical_formula()} {geometry.charge}"
+
+
+def _computed(
+    geometry: Geometry, energy: float, forces: Sequence | None, subset: str, word: str, single: bool
+) -> Computed:
+    """A structure with dispersion added."""
     more = dispersion(geometry)
-    return Field(energy + more.energy, None if forces is None else np.array(forces).reshape(-1, 3) + more.forces)
+    field = Field(energy + more.energy, None if forces is None else np.reshape(forces, (-1, 3)) + more.forces)
+    held_out = subset == "validation" or seed_of("dft", word) % VALIDATION == 0
+    return Computed(geometry, field, held_out, single and not geometry.charge)
 
 
 def shifts_of(found: Sequence[Computed], start: Model) -> dict[int, float]:
     """How much higher the start has an atom of each element, in eV: by least squares over neutral molecules.
 
-    The two levels of theory differ by these constants. With them the energies of several hundred molecules agree within
-    0.5 kcal/mol on average. Ions are not among them: the start has their energies without diffuse functions.
+    The two levels of theory differ by these constants. With them, energies of a thousand structures of neutral
+    molecules agree within 0.5 kcal/mol on average. Ions are not among them: the start has their energies without
+    diffuse functions.
     """
     neutral = [one for one in found if one.neutral]
     elements = np.unique([z for one in neutral for z in one.geometry.numbers])
@@ -242,8 +280,8 @@ def shifts_of(found: Sequence[Computed], start: Model) -> dict[int, float]:
         raise SystemExit("labels need energies of more neutral molecules, of the kinds conformers and dimers")
     higher = np.array([energy_by(start, one.geometry) - one.field.energy for one in neutral])
     shifts = np.linalg.lstsq(counts, higher, rcond=None)[0]
-    left = abs(higher - counts @ shifts).mean() * 23.0605
-    print(f"{len(neutral)} neutral molecules: energies agree within {left:.2f} kcal/mol on average")
+    left = abs(higher - counts @ shifts).mean() / (kcal / mol)
+    print(f"{len(neutral)} structures of neutral molecules: energies agree within {left:.2f} kcal/mol on average")
     return dict(zip(elements.tolist(), shifts.tolist(), strict=True))
 
 
@@ -259,22 +297,22 @@ def labels(options: argparse.Namespace) -> None:
     shifts = shifts_of(everything, Model(options.start, "cpu"))
     names = "train", "validation", "train-energies", "validation-energies"
     found: dict[str, list[Sample]] = {name: [] for name in names}
-    count: Counter[str] = Counter()
-    for one in everything:
-        if not set(one.geometry.numbers.tolist()) <= set(shifts):
-            count["left out"] += 1
+    seen: Counter[str] = Counter()
+    left_out = 0
+    for geometry, field, held_out, _ in everything:
+        if not set(geometry.numbers.tolist()) <= set(shifts):
+            left_out += 1
             continue
-        held_out = one.subset == "validation" or seed_of("dft", one.word) % VALIDATION == 0
-        energy = one.field.energy + sum(shifts[z] for z in one.geometry.numbers.tolist())
-        count[one.geometry.name] += 1
-        group = kind_code(f"{one.geometry.name} {count[one.geometry.name] // GROUPED}")
+        energy = field.energy + sum(shifts[z] for z in geometry.numbers.tolist())
+        group = kind_code(f"{geometry.name} {seen[geometry.name] // GROUPED}")
+        seen[geometry.name] += 1
         values = {"energy": torch.tensor([energy], dtype=torch.float64), GROUP: torch.tensor([group])}
-        if one.field.forces is not None:
-            values["forces"] = torch.as_tensor(one.field.forces)
-        name = ("validation" if held_out else "train") + ("-energies" if one.field.forces is None else "")
-        found[name].append(Sample(system_of(one.geometry), values))
+        if field.forces is not None:
+            values["forces"] = torch.as_tensor(field.forces)
+        name = ("validation" if held_out else "train") + ("-energies" if field.forces is None else "")
+        found[name].append(Sample(system_of(geometry), values))
     write_samples(options.output, found)
-    print(f"{count['left out']} left out, with elements that no neutral molecule has")
+    print(f"{left_out} left out, with elements that no neutral molecule has")
 
 
 def rest(options: argparse.Namespace) -> None:

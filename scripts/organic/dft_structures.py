@@ -1,13 +1,15 @@
 """Structures for dft.py: conformers and pairs of molecules, relaxed with a model.
 
-    python scripts/organic/dft_structures.py conformers molecules.smi work/dft/train-conformers-bio.npz --model r12.tmn
-    python scripts/organic/dft_structures.py pairs work/geometries/train-dimers-*.npz work/dft/train-dimers-gpu.npz \
+    python scripts/organic/dft_structures.py conformers biomolecules.smi work/dft/train-conformers-bio.npz \
+        --model r12.tmn --atoms 40
+    python scripts/organic/dft_structures.py pairs work/geometries/train-dimers-*.npz work/dft/train-dimers-more.npz \
         --model r12.tmn --number 150 --without benchmark/*.xyz
 
-`conformers` makes conformers of SMILES, relaxes them and keeps up to four of each molecule that differ, one of them
-with its atoms displaced. `pairs` takes pairs of molecules from shards; half are relaxed to the next minimum nearly,
-half of these then moved apart. Structures with the atoms of one in the files of `--without` are left out: these are
-what a model is judged by.
+`conformers` makes conformers of SMILES, relaxes them and keeps up to four of each molecule that differ; a fourth one
+has its atoms displaced. `pairs` takes pairs of molecules from shards, one of each name, and relaxes them for 40 steps,
+which ends near a minimum; the molecules of every second pair are then moved together or apart. Structures with the
+composition of one in the files of `--without` are left out: these are what a model is judged by. How many fail is
+printed.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -42,18 +45,33 @@ def composition(numbers: np.ndarray) -> str:
     return Atoms(numbers).get_chemical_formula()
 
 
+def accepted(geometry: Geometry, options: argparse.Namespace) -> bool:
+    """Whether a structure is small enough, and has another composition than those that are left out."""
+    return len(geometry.numbers) <= options.atoms and composition(geometry.numbers) not in options.known
+
+
+def results(model: str, given: str | list[Atoms], **options: Any) -> Iterator[tuple[int, Atoms]]:
+    """Relaxed structures whose bonds are those before, each with the number of its record."""
+    failed = 0
+    for k, outcome in enumerate(torchmdnet2.relax(model, given, **options)):
+        good = [frame for frame in outcome.structures if not frame.info.get("bonds_changed")]
+        failed += len(outcome.errors) + len(outcome.structures) - len(good)
+        yield from ((k, frame) for frame in good)
+    if failed:
+        print(f"{failed} failed, or changed their bonds")
+
+
 def conformers(options: argparse.Namespace) -> Iterator[Geometry]:
     """Conformers of SMILES."""
-    found = torchmdnet2.relax(
-        options.model, options.input[0], conformers=CONFORMERS, ranking=Ranking(WINDOW, RMSD, most=KEPT), fmax=0.05
-    )
-    frames = [frame for outcome in found for frame in outcome.structures]
-    for smiles, group in groupby(frames, key=lambda frame: frame.info["smiles"]):
-        several = list(group)
-        for k, frame in enumerate(several):
-            rng = np.random.default_rng(seed_of("displaced", smiles, k))
-            moved = rng.normal(0, DISPLACED, frame.positions.shape) * (k == KEPT - 1)
-            yield Geometry(smiles, frame.numbers, frame.positions + moved, round(frame.info["charge"]))
+    ranking = Ranking(WINDOW, RMSD, most=KEPT)
+    for path in options.input:
+        found = results(options.model, str(path), conformers=CONFORMERS, ranking=ranking, fmax=0.05)
+        for _, group in groupby(found, key=lambda row: row[0]):
+            for k, (_, frame) in enumerate(group):
+                smiles = frame.info["smiles"]
+                rng = np.random.default_rng(seed_of("displaced", smiles, k))
+                moved = rng.normal(0, DISPLACED, frame.positions.shape) * (k == KEPT - 1)
+                yield Geometry(smiles, frame.numbers, frame.positions + moved, round(frame.info["charge"]))
 
 
 def moved_apart(geometry: Geometry, rng: np.random.Generator) -> Geometry:
@@ -69,14 +87,14 @@ def moved_apart(geometry: Geometry, rng: np.random.Generator) -> Geometry:
 
 def pairs(options: argparse.Namespace) -> Iterator[Geometry]:
     """Pairs of molecules, relaxed or moved apart."""
-    several = [g for path in options.input for g in read_shard(path) if len(g.numbers) <= options.atoms]
+    several = [g for path in options.input for g in read_shard(path) if accepted(g, options)]
     chosen = sorted(several, key=lambda g: seed_of("pair", g.name))
     chosen = [next(group) for _, group in groupby(chosen, key=lambda g: g.name)][: options.number]
     frames = [Atoms(g.numbers, g.positions, info={"charge": g.charge}) for g in chosen]
-    for k, (g, outcome) in enumerate(zip(chosen, torchmdnet2.relax(options.model, frames, steps=STEPS), strict=True)):
-        for frame in outcome.structures:
-            relaxed = g._replace(positions=frame.positions)
-            yield relaxed if k % 2 else moved_apart(relaxed, np.random.default_rng(seed_of("apart", g.name)))
+    for k, frame in results(options.model, frames, steps=STEPS):
+        relaxed = chosen[k]._replace(positions=frame.positions)
+        rng = np.random.default_rng(seed_of("apart", relaxed.name))
+        yield relaxed if k % 2 else moved_apart(relaxed, rng)
 
 
 def main() -> None:
@@ -85,14 +103,15 @@ def main() -> None:
     parser.add_argument("input", nargs="+", type=Path, help="SMILES, or shards of pairs")
     parser.add_argument("output", type=Path, help="a shard")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--without", nargs="*", default=[], type=Path, help="files of structures")
+    parser.add_argument("--without", nargs="+", default=[], type=Path, help="files of structures")
     parser.add_argument("--number", type=int, default=150, help="of pairs")
     parser.add_argument("--atoms", type=int, default=30, help="of a structure, at most")
     options = parser.parse_args()
-    known = tested(options.without)
+    if options.output.exists():
+        raise SystemExit(f"{options.output} is there, perhaps with energies: give another name")
+    options.known = tested(options.without)
     found = {"conformers": conformers, "pairs": pairs}[options.kind](options)
-    kept = [g for g in found if composition(g.numbers) not in known and len(g.numbers) <= options.atoms]
-    print(f"{write_shard(options.output, kept)} structures")
+    print(f"{write_shard(options.output, [g for g in found if accepted(g, options)])} structures")
 
 
 if __name__ == "__main__":

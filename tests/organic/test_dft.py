@@ -1,4 +1,4 @@
-"""scripts/organic/dft.py: which molecules a structure has, what its energy is relative to, labels."""
+"""scripts/organic/dft.py: which molecules a structure has, energies that resume, labels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from organic_world import FOLDER
 
 from torchmdnet2 import load
 from torchmdnet2.data import open_dataset
+from torchmdnet2.data.labels import GROUP
 
 WATER = np.array([[0, 0, 0.066], [0, 0.757, -0.52], [0, -0.757, -0.52]])
 
@@ -64,8 +65,15 @@ def test_dispersion_is_that_of_the_trainings(dft, geometry):
     ours = dft.DISPERSION
     assert (prior["s8"], prior["a1"]) == (ours.s8, ours.a1) and prior["elements"] == ours.elements
     assert ours.a2 / 0.529177 == pytest.approx(prior["a2"], abs=1e-5)
-    assert dft.dispersion(geometry("[F-]", [9], [[0, 0, 0]], -1)).energy == 0
     two = geometry("O.O", [8, 1, 1] * 2, [*WATER, *np.add(WATER, [0, 0, 2.9])])
+    here = dft.dispersion(two).forces
+    for atom, axis in ((0, 2), (4, 1)):
+        moved = [np.array(two.positions) for _ in range(2)]
+        moved[0][atom, axis] -= 1e-3
+        moved[1][atom, axis] += 1e-3
+        left, right = (dft.dispersion(two._replace(positions=positions)).energy for positions in moved)
+        assert here[atom, axis] == pytest.approx((left - right) / 2e-3, rel=1e-4, abs=1e-7)
+    assert dft.dispersion(geometry("[F-]", [9], [[0, 0, 0]], -1)).energy == 0
     value = dft.dispersion(two).energy - 2 * dft.dispersion(geometry("O", [8, 1, 1], WATER)).energy
     tad_dftd3 = pytest.importorskip("tad_dftd3")
     parameters = {
@@ -99,9 +107,9 @@ def test_energies_resume(dft, geometry, scripts, tmp_path, monkeypatch, forces):
     """The lines of a second call are those that are missing; the molecules have their energies and forces, too."""
     computed = []
 
-    def solved(one, given):
+    def solved(one, forces, device):
         computed.append(one.name)
-        return dft.Field(-5.0 * len(one.numbers), np.full((len(one.numbers), 3), 0.123456) if given.forces else None)
+        return dft.Field(-5.0 * len(one.numbers), np.full((len(one.numbers), 3), 0.123456) if forces else None)
 
     monkeypatch.setattr(dft, "self_consistent", solved)
     monkeypatch.setattr(dft, "molecule", lambda one: SimpleNamespace(nao=20 * len(one.numbers)))
@@ -149,6 +157,34 @@ def folder(dft, geometry, scripts, tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_lines_without_forces_are_computed_again_where_forces_are_wanted(
+    dft, geometry, scripts, tmp_path, monkeypatch, capsys
+):
+    """Failures are not; large structures are counted."""
+
+    def solved(one, forces, device):
+        if len(one.numbers) == 2:
+            raise dft.Unsolved("the density does not converge")
+        return dft.Field(-1.0, np.zeros((len(one.numbers), 3)) if forces else None)
+
+    monkeypatch.setattr(dft, "self_consistent", solved)
+    monkeypatch.setattr(dft, "molecule", lambda one: SimpleNamespace(nao=20 * len(one.numbers)))
+    monkeypatch.setitem(sys.modules, "pyscf", SimpleNamespace(lib=SimpleNamespace(num_threads=int)))
+    path = tmp_path / "train-conformers-0000.npz"
+    ion, water = geometry("[OH-]", [8, 1], WATER[:2], -1), geometry("O", [8, 1, 1], WATER)
+    scripts("shards").write_shard(path, [ion, water, geometry("C" * 9, [6] * 9, 1.5 * np.arange(27).reshape(9, 3))])
+    for forces in (False, True, True):
+        dft.energies(options(path, forces=forces))
+    rows = lines_of(tmp_path)
+    assert sorted((row["index"], "failed" in row, "forces" in row) for row in rows) == [
+        (0, True, False), (1, False, False), (1, False, True)]  # fmt: skip
+    assert "1 structures have more than 100 basis functions" in capsys.readouterr().out
+    with (tmp_path / "energies.jsonl").open("a") as file:
+        file.write('{"shard": "train-conf')
+    with pytest.raises(SystemExit, match="line 4 is not complete"):
+        dft.energies(options(path, forces=True))
+
+
 def test_labels_are_at_the_level_of_the_start_for_neutral_molecules(dft, folder):
     """A constant for each element; ions, which the start has without diffuse functions, do not change it."""
     model, found, seen = load("organic-small"), labels_of(dft, folder), 0
@@ -180,10 +216,54 @@ def test_elements_that_no_neutral_molecule_has_are_left_out(dft, folder, geometr
     assert "1 left out" in capsys.readouterr().out
 
 
+def test_a_line_with_forces_counts_whatever_its_file(dft, folder):
+    """Beside an older one without, of a file that comes later in the alphabet."""
+    lines = (folder / "energies.jsonl").read_text().splitlines()
+    old = {name: value for name, value in json.loads(lines[-1]).items() if "forces" not in name}
+    (folder / "energies.jsonl").write_text("\n".join([*lines[:-1], json.dumps(old)]) + "\n")
+    (folder / "energies-0.jsonl").write_text(lines[-1] + "\n")
+    found = labels_of(dft, folder)
+    assert sorted(len(s.system.z) for name in ("train", "validation") for s in found.get(name, [])) == [2, 3, 5]
+
+
+def test_a_molecule_is_on_one_side_of_the_split(dft, folder, monkeypatch):
+    """Its conformers and those of a pair, by composition and charge."""
+    for held_out in ("H2O 0", "HO -1"):
+        monkeypatch.setattr(dft, "seed_of", lambda _, word, held_out=held_out: int(word != held_out))
+        ours = [one for one in dft.computed(folder) if dft.composition(one.geometry) == held_out]
+        assert len(ours) == 2 and all(one.held_out for one in ours)
+        assert sum(one.held_out for one in dft.computed(folder)) == 2
+
+
+def test_groups_are_small(dft, folder, geometry, scripts):
+    shards = scripts("shards")
+    shards.write_shard(folder / "train-conformers-more.npz", [geometry("O", [8, 1, 1], WATER)] * 7)
+    line = {"shard": "train-conformers-more", "name": "O", "energy": -2000.0}
+    (folder / "more.jsonl").write_text("".join(json.dumps(line | {"index": k}) + "\n" for k in range(7)))
+    labels_of(dft, folder)
+    samples = [
+        sample
+        for path in (folder / "labels").glob("*-energies.h5")
+        for sample in open_dataset(path, keys={"energy": "energy", GROUP: "group"})
+    ]
+    groups = [float(sample.labels[GROUP]) for sample in samples if len(sample.system.z) == 3]
+    assert sorted(groups.count(group) for group in set(groups)) == [1, 2, 5]  # another molecule, and seven of this one
+
+
 def test_too_few_molecules_and_energies_of_others_are_refused(dft, folder):
+    shard = folder / "train-water-0000.npz"
+    content = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(SystemExit, match=r"add train-water-0000\.npz"):
+        labels_of(dft, folder)
+    shard.write_bytes(content)
     lines = (folder / "energies.jsonl").read_text().splitlines()
     (folder / "energies.jsonl").write_text("\n".join(lines[-2:]) + "\n")
     with pytest.raises(SystemExit, match="more neutral molecules"):
+        labels_of(dft, folder)
+    row = json.loads(lines[-1])
+    (folder / "energies.jsonl").write_text(json.dumps(row | {"alone": row["alone"][:1]}) + "\n")
+    with pytest.raises(SystemExit, match="its molecules are not those"):
         labels_of(dft, folder)
     (folder / "energies.jsonl").write_text(lines[0].replace('"H2O"', '"CH4"') + "\n")
     with pytest.raises(SystemExit, match="the energy is of CH4, the shard has H2O"):
@@ -209,17 +289,16 @@ def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
         assert found == {f"train-{kind}-0000": [name] for kind in ("dimers", "substitutions", "water")}
 
 
-def test_density_functional_theory(dft, geometry, tmp_path):
-    """Two atoms of hydrogen, 0.74 Å apart: near −1.17 hartree, and forces are the slope of the energy; with an electron
+def test_density_functional_theory(dft, geometry):
+    """Two atoms of hydrogen, 0.8 Å apart: near −1.17 hartree, and forces are the slope of the energy; with an electron
     too few they are refused."""
     pytest.importorskip("pyscf")
-    given = options(tmp_path, forces=True)
 
     def hydrogen(distance):
         return geometry("[H][H]", [1, 1], [[0, 0, 0], [0, 0, distance]])
 
-    left, here, right = (dft.self_consistent(hydrogen(d), given) for d in (0.79, 0.80, 0.81))
+    left, here, right = (dft.self_consistent(hydrogen(d), True, "cpu") for d in (0.79, 0.80, 0.81))
     assert here.energy / Hartree == pytest.approx(-1.17, abs=0.01)
     assert here.forces[1, 2] == pytest.approx((left.energy - right.energy) / 0.02, abs=0.01)
-    with pytest.raises(RuntimeError):
-        dft.self_consistent(hydrogen(0.8)._replace(charge=1), given)
+    with pytest.raises(dft.Unsolved):
+        dft.self_consistent(hydrogen(0.8)._replace(charge=1), True, "cpu")

@@ -10,6 +10,8 @@ from ase import Atoms
 from ase.build import molecule
 from ase.io import write
 
+from torchmdnet2 import relax
+
 WATER = molecule("H2O")
 
 
@@ -41,17 +43,35 @@ def pair(scripts):
     return made
 
 
-def test_pairs_are_relaxed_and_every_second_moved_apart(run, pair, scripts, tmp_path):
+def test_pairs_are_relaxed_and_every_second_moved(run, pair, scripts, structures, tmp_path):
     path = tmp_path / "train-dimers-0000.npz"
-    given = [pair("O.O", 3.4), pair("O.N", 3.6, molecule("NH3")), pair("O.C", 4.0, molecule("CH4"))]
-    scripts("shards").write_shard(path, [*given, *given])
+    given = {
+        "O.O": pair("O.O", 3.4),
+        "O.N": pair("O.N", 3.6, molecule("NH3")),
+        "O.C": pair("O.C", 4.0, molecule("CH4")),
+    }
+    scripts("shards").write_shard(path, [*given.values(), *given.values()])
     found = run("pairs", path)
     assert sorted(g.name for g in found) == ["O.C", "O.N", "O.O"]  # one of each name
-    moved = {g.name: np.linalg.norm(g.positions[3:].mean(0) - g.positions[:3].mean(0)) for g in found}
-    assert all(2.2 < distance < 8 for distance in moved.values())
+    for k, one in enumerate(found):
+        rounded = next(g for g in scripts("shards").read_shard(path) if g.name == one.name)
+        (outcome,) = relax("organic-small", [Atoms(one.numbers, rounded.positions, info={"charge": 0})], steps=40)
+        expected = outcome.structures[0].positions
+        change = (one.positions - expected) - (one.positions - expected)[0]  # shards are centred
+        assert np.allclose(change[:3], 0, atol=3e-3) and np.allclose(change[3:], change[3], atol=3e-3)
+        assert (np.linalg.norm(change[3]) < 3e-3) == bool(k % 2)
     write(tmp_path / "known.xyz", WATER + molecule("NH3"))
+    (tmp_path / "found.npz").unlink()
     found = run("pairs", path, "--without", tmp_path / "known.xyz", "--atoms", 7)
     assert [g.name for g in found] == ["O.O"]
+
+
+def test_a_shard_that_is_there_is_kept(run, pair, scripts, tmp_path):
+    """Its energies would be those of other structures."""
+    path = tmp_path / "found.npz"
+    scripts("shards").write_shard(path, [pair("O.O", 3.4)])
+    with pytest.raises(SystemExit, match="give another name"):
+        run("pairs", path)
 
 
 def test_two_molecules_are_moved_apart_along_their_centres(structures, pair):
@@ -65,10 +85,11 @@ def test_two_molecules_are_moved_apart_along_their_centres(structures, pair):
     assert structures.moved_apart(together, rng) is together
 
 
-def test_conformers_differ_and_the_last_is_displaced(run, tmp_path):
+def test_conformers_differ_and_a_fourth_is_displaced(run, tmp_path, capsys):
     pytest.importorskip("rdkit")
-    (tmp_path / "two.smi").write_text("OCCCO\nCC(=O)[O-]\n")
+    (tmp_path / "two.smi").write_text("OCCCO\nCC(=O)[O-]\nnot-a-molecule\n")
     found = run("conformers", tmp_path / "two.smi")
+    assert "1 failed" in capsys.readouterr().out
     kinds = {name: [g for g in found if g.name == name] for name in ("OCCCO", "CC(=O)[O-]")}
     assert len(kinds["OCCCO"]) == 4 and 1 <= len(kinds["CC(=O)[O-]"]) < 4
     assert {g.charge for g in kinds["CC(=O)[O-]"]} == {-1}
