@@ -12,11 +12,11 @@
 The teacher learned energies without diffuse functions: its molecules of water attract each other too much, and
 reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip
 install pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), on a GPU with GPU4PySCF (`pip install
-gpu4pyscf-cuda13x`; X. Wu et al., WIREs Comput. Mol. Sci. 15, e70008 (2025)), a line of JSON for each as it is done:
+gpu4pyscf-cuda13x`; X. Wu et al., WIREs Comput. Mol. Sci. 15, e70008 (2025)). It writes a line of JSON for each:
 `energy` and `forces` of the whole and, of kinds that do not react, `alone` and `forces_alone` of each molecule by
 itself with its atoms unmoved, in eV and eV/Å without dispersion. What is in the file already is not computed again,
-but for lines without forces, where forces are wanted.
-Basis set superposition is not corrected; it is 0.03 of 3.8 kcal/mol for a pair of waters.
+except for lines without forces, where forces are wanted. Basis set superposition is not corrected; it is 0.03 of 3.8
+kcal/mol for a pair of waters.
 
 `labels` reads the shards and lines of a folder and writes train.h5 and validation.h5, and files *-energies.h5 of what
 has no forces. Energies have dispersion and a constant for each element, so that those of neutral molecules are at the
@@ -45,11 +45,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from ase.symbols import Symbols
 from ase.units import Bohr, Hartree, kcal, mol
 from distil import write_samples
 from scipy.sparse.csgraph import connected_components
-from shards import ELEMENTS, Geometry, bonded, read_shard, seed_of, write_shard
+from shards import ELEMENTS, Geometry, bonded, formula, read_shard, seed_of, write_shard
 from teachers import Model
 
 from torchmdnet2 import System
@@ -66,13 +65,13 @@ EFFECTIVE_CORE = {"I": BASIS}
 DISPERSION = D3(ELEMENTS, s8=0.3908, a1=0.566, a2=3.128, cutoff=None)
 MEMORY = 6000  # MB, of one process
 REACTING = ("substitutions", "protons", "shifts")  # kinds
-VALIDATION = 5  # one of so many names, or clusters of water
+VALIDATION = 5  # one of so many names, compositions of molecules, or clusters of water
 GROUPED = 5  # most structures of one name whose relative energies are trained together
 HEAVY = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+)[^\]]*\]|(Br|Cl|[BCNOPSFI]|[bcnops])")
 
 
 class Unsolved(Exception):
-    """An odd number of electrons, or a density that does not converge. Faults of a GPU are others, and end a run."""
+    """An odd number of electrons, or a density that does not converge. Other errors, as of a GPU, end the run."""
 
 
 def molecule(geometry: Geometry) -> gto.Mole:
@@ -253,7 +252,7 @@ def computed(folder: Path) -> Iterator[Computed]:
 
 def composition(geometry: Geometry) -> str:
     """Formula and charge."""
-    return f"{Symbols(geometry.numbers).get_chemical_formula()} {geometry.charge}"
+    return f"{formula(geometry.numbers)} {geometry.charge}"
 
 
 def _computed(

@@ -24,7 +24,7 @@ import numpy as np
 from ase import Atoms
 from ase.io import read
 from scipy.sparse.csgraph import connected_components
-from shards import Geometry, bonded, read_shard, seed_of, write_shard
+from shards import Geometry, bonded, formula, read_shard, seed_of, write_shard
 
 import torchmdnet2
 from torchmdnet2.streams import Ranking
@@ -37,17 +37,12 @@ APART = 0.9, 1.8  # times the distance of the centres of two molecules
 
 def tested(paths: list[Path]) -> set[str]:
     """Compositions of the structures of files."""
-    return {composition(frame.numbers) for path in paths for frame in read(path, ":")}
-
-
-def composition(numbers: np.ndarray) -> str:
-    """Hill formula of a structure."""
-    return Atoms(numbers).get_chemical_formula()
+    return {formula(frame.numbers) for path in paths for frame in read(path, ":")}
 
 
 def accepted(geometry: Geometry, options: argparse.Namespace) -> bool:
     """Whether a structure is small enough, and has another composition than those that are left out."""
-    return len(geometry.numbers) <= options.atoms and composition(geometry.numbers) not in options.known
+    return len(geometry.numbers) <= options.atoms and formula(geometry.numbers) not in options.known
 
 
 def results(model: str, given: str | list[Atoms], **options: Any) -> Iterator[tuple[int, Atoms]]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ase.data import covalent_radii
+from ase.symbols import Symbols
 
 from torchmdnet2.core.files import atomic_write, written_aside
 
@@ -50,6 +51,11 @@ def bonded(geometry: Geometry) -> np.ndarray:
     radii = covalent_radii[geometry.numbers]
     apart = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
     return (apart < 1.25 * (radii[:, None] + radii[None])) & ~np.eye(len(radii), dtype=bool)
+
+
+def formula(numbers: np.ndarray) -> str:
+    """Hill formula of atomic numbers."""
+    return Symbols(numbers).get_chemical_formula()
 
 
 def write_shard(path: Path, geometries: Iterable[Geometry]) -> int:

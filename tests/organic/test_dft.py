@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from organic_world import FOLDER
 from torchmdnet2 import load
 from torchmdnet2.data import open_dataset
 from torchmdnet2.data.labels import GROUP
+from torchmdnet2.training.config.config import load_config
 
 WATER = np.array([[0, 0, 0.066], [0, 0.757, -0.52], [0, -0.757, -0.52]])
 
@@ -214,6 +216,15 @@ def test_elements_that_no_neutral_molecule_has_are_left_out(dft, folder, geometr
     found = labels_of(dft, folder)
     assert all(9 not in sample.system.z.tolist() for samples in found.values() for sample in samples)
     assert "1 left out" in capsys.readouterr().out
+
+
+def test_the_training_reads_what_labels_writes(dft, folder):
+    """dft.yaml is a valid configuration; of the labels it names the files that are written, with their entries."""
+    sources = [part for part in load_config(FOLDER / "dft.yaml").data.parts if "dft-labels" in str(part.train)]
+    assert [Path(str(part.train)).name for part in sources] == ["train.h5", "train-energies.h5"]
+    written = labels_of(dft, folder)
+    for part, name in zip(sources, ("train", "train-energies"), strict=True):
+        assert part.keys.group == "group" and (part.keys.forces is not None) == ("forces" in written[name][0].labels)
 
 
 def test_a_line_with_forces_counts_whatever_its_file(dft, folder):
