@@ -156,7 +156,8 @@ def energies(options: argparse.Namespace) -> None:
     }
     todo = [(path.stem, i, g) for path in options.shards for i, g in enumerate(read_shard(path))]
     with options.output.open("a") as file:
-        for shard, index, geometry in sorted(todo, key=lambda row: seed_of(*row[:2]))[k::n]:
+        # conformers of a molecule one after another, so that a run that ends early has several of each
+        for shard, index, geometry in sorted(todo, key=lambda row: (seed_of(row[2].name), *row[:2]))[k::n]:
             if time.monotonic() - start > 60 * options.minutes:
                 break
             if (shard, index) in done:

@@ -6,10 +6,10 @@
         --model r12.tmn --number 150 --without benchmark/*.xyz
 
 `conformers` makes conformers of SMILES, relaxes them and keeps up to four of each molecule that differ; a fourth one
-has its atoms displaced. `pairs` takes pairs of molecules from shards, one of each name, and relaxes them for 40 steps,
-which ends near a minimum; the molecules of every second pair are then moved together or apart. Structures with the
-composition of one in the files of `--without` are left out: these are what a model is judged by. How many fail is
-printed.
+has its atoms displaced. `pairs` takes pairs of molecules from shards, one of each name, or places those of SMILES as
+`A.B` beside each other at random, and relaxes them for 40 steps, which ends near a minimum; the molecules of every
+second pair are then moved together or apart. Structures with the composition of one in the files of `--without` are
+left out: these are what a model is judged by. How many fail is printed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.io import read
+from geometries import beside, embedded
 from scipy.sparse.csgraph import connected_components
 from shards import Geometry, bonded, formula, read_shard, seed_of, write_shard
 
@@ -32,6 +33,7 @@ from torchmdnet2.streams import Ranking
 CONFORMERS, KEPT, WINDOW, RMSD = 12, 4, 0.3, 0.5  # made, kept; eV; Å
 DISPLACED = 0.04  # Å a coordinate
 STEPS = 40  # of a pair
+CONTACT = 0.85  # of the sum of van der Waals radii
 APART = 0.9, 1.8  # times the distance of the centres of two molecules
 
 
@@ -80,9 +82,18 @@ def moved_apart(geometry: Geometry, rng: np.random.Generator) -> Geometry:
     return geometry._replace(positions=positions)
 
 
+def placed(path: Path) -> Iterator[Geometry]:
+    """Pairs of SMILES `A.B`, at random orientations in contact."""
+    for name in path.read_text().split():
+        seed = seed_of("placed", name)
+        one, other = (embedded(smiles, 1, seed)[1][0] for smiles in name.split("."))
+        yield beside(one, other, CONTACT, np.random.default_rng(seed))
+
+
 def pairs(options: argparse.Namespace) -> Iterator[Geometry]:
     """Pairs of molecules, relaxed or moved apart."""
-    several = [g for path in options.input for g in read_shard(path) if accepted(g, options)]
+    found = (placed(path) if path.suffix == ".smi" else read_shard(path) for path in options.input)
+    several = [g for group in found for g in group if accepted(g, options)]
     chosen = sorted(several, key=lambda g: seed_of("pair", g.name))
     chosen = [next(group) for _, group in groupby(chosen, key=lambda g: g.name)][: options.number]
     frames = [Atoms(g.numbers, g.positions, info={"charge": g.charge}) for g in chosen]
