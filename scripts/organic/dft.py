@@ -228,7 +228,8 @@ def computed(folder: Path) -> Iterator[Computed]:
     """What `energies` has computed in a folder: structures, and their molecules by themselves.
 
     Single molecules are held out by their composition, so that a molecule of a dimer and its conformers are in one
-    subset; clusters of water, which have few names, one by one; other structures by their name.
+    subset; clusters of water, which have few names, one by one; other structures by their name. Ions of one atom are
+    never held out: no other structure tells their energy.
     """
     shards = {path.stem: list(read_shard(path)) for path in sorted(folder.glob("*.npz"))}
     lines = sorted(_rows(sorted(folder.glob("*.jsonl"))), key=lambda row: "forces" in row)  # the last one counts
@@ -262,7 +263,8 @@ def _computed(
     """A structure with dispersion added."""
     more = dispersion(geometry)
     field = Field(energy + more.energy, None if forces is None else np.reshape(forces, (-1, 3)) + more.forces)
-    held_out = subset == "validation" or seed_of("dft", word) % VALIDATION == 0
+    chosen = subset == "validation" or seed_of("dft", word) % VALIDATION == 0
+    held_out = chosen and len(geometry.numbers) > 1
     return Computed(geometry, field, held_out, single and not geometry.charge)
 
 

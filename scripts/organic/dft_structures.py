@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.io import read
-from geometries import beside, embedded
 from scipy.sparse.csgraph import connected_components
 from shards import Geometry, bonded, formula, read_shard, seed_of, write_shard
 
@@ -83,10 +82,16 @@ def moved_apart(geometry: Geometry, rng: np.random.Generator) -> Geometry:
 
 
 def placed(path: Path) -> Iterator[Geometry]:
-    """Pairs of SMILES `A.B`, at random orientations in contact."""
-    for name in path.read_text().split():
+    """Pairs of SMILES `A.B`, at random orientations in contact; SystemExit for a line that is not two molecules."""
+    from geometries import beside, embedded  # needs RDKit
+
+    for k, line in enumerate(path.read_text().splitlines()):
+        name = line.split()[0] if line.split() else ""
         seed = seed_of("placed", name)
-        one, other = (embedded(smiles, 1, seed)[1][0] for smiles in name.split("."))
+        try:
+            one, other = (embedded(smiles, 1, seed)[1][0] for smiles in name.split("."))
+        except (ValueError, TypeError, IndexError) as error:  # the number of molecules, their SMILES, no geometry
+            raise SystemExit(f"{path}, line {k + 1}: {name!r} is not a pair of SMILES as A.B ({error})") from None
         yield beside(one, other, CONTACT, np.random.default_rng(seed))
 
 

@@ -246,6 +246,14 @@ def test_a_molecule_is_on_one_side_of_the_split(dft, folder, monkeypatch):
         assert sum(one.held_out for one in dft.computed(folder)) == 2
 
 
+def test_ions_of_one_atom_are_trained_on(dft, folder, geometry, scripts, monkeypatch):
+    scripts("shards").write_shard(folder / "train-conformers-ions.npz", [geometry("[F-]", [9], [[0, 0, 0]], -1)])
+    line = {"shard": "train-conformers-ions", "index": 0, "name": "[F-]", "energy": -2700.0}
+    (folder / "more.jsonl").write_text(json.dumps(line) + "\n")
+    monkeypatch.setattr(dft, "seed_of", lambda *words: 0)
+    assert {len(one.geometry.numbers) for one in dft.computed(folder) if not one.held_out} == {1}
+
+
 def test_groups_are_small(dft, folder, geometry, scripts):
     shards = scripts("shards")
     shards.write_shard(folder / "train-conformers-more.npz", [geometry("O", [8, 1, 1], WATER)] * 7)

@@ -66,6 +66,27 @@ def test_pairs_are_relaxed_and_every_second_moved(run, pair, scripts, structures
     assert [g.name for g in found] == ["O.O"]
 
 
+def test_pairs_of_smiles_touch(run, structures, tmp_path):
+    pytest.importorskip("rdkit")
+    (tmp_path / "pairs.smi").write_text("CO.CC(=O)[O-]\nC[NH3+].O\n")
+    given = {g.name: g for g in structures.placed(tmp_path / "pairs.smi")}
+    found = run("pairs", tmp_path / "pairs.smi")
+    assert {g.name: g.charge for g in found} == {"CO.CC(=O)[O-]": -1, "C[NH3+].O": 1}
+    for one in (*given.values(), *found):
+        first = {"CO.CC(=O)[O-]": 6, "C[NH3+].O": 8}[one.name]  # atoms
+        distances = np.linalg.norm(one.positions[:first, None] - one.positions[None, first:], axis=-1)
+        assert 1.3 < distances.min() < 4.5
+    assert all(np.array_equal(given[g.name].numbers, g.numbers) for g in found)
+
+
+@pytest.mark.parametrize("line", ["CO", "CO.O.N", "CO.not-a-molecule", ""])
+def test_a_line_that_is_no_pair_is_named(run, tmp_path, line):
+    pytest.importorskip("rdkit")
+    (tmp_path / "pairs.smi").write_text(f"CO.O its name\n{line}\nO.O\n")
+    with pytest.raises(SystemExit, match=r"pairs.smi, line 2: .* is not a pair of SMILES"):
+        run("pairs", tmp_path / "pairs.smi")
+
+
 def test_a_shard_that_is_there_is_kept(run, pair, scripts, tmp_path):
     """Its energies would be those of other structures."""
     path = tmp_path / "found.npz"
