@@ -65,7 +65,7 @@ def test_card(name):
     assert header["config"]["elements"] == ELEMENTS and header["config"]["total_charges"] == [-2, -1, 0, 1, 2]
     assert header["config"]["closed_shell"]
     assert header["metadata"]["licence"] == "MIT" and "AIMNet2" in header["metadata"]["about"]["Teacher"]
-    assert name == "organic-1" or "14 % too low" in header["metadata"]["about"]["Not for"]  # measured with the others
+    assert name == "organic-1" or "22 % too low" in header["metadata"]["about"]["Not for"]  # measured with the others
     assert find_model(name).stat().st_size < 4.1e6
 
 
@@ -92,17 +92,27 @@ def test_what_the_teacher_did_not_know_is_refused(name):
     assert float(potential(System.from_ase(water)).energy) == pytest.approx(alone, abs=2e-3)
 
 
-@pytest.mark.parametrize(("name", "error"), [("organic", 0.15), ("organic-small", 0.3)])
-def test_ions_alone_and_far_from_a_molecule(name, error):
-    """The teacher's energies in eV. Before there were such frames, they were wrong by 2 to 3 eV."""
+HALIDES_OF_AIMNET2 = {9: -2718.15057, 17: -12526.04761, 35: -70048.63086, 53: -8105.72778}
+HALIDES_OF_DFT = {9: -2718.73084, 17: -12526.36382, 35: -70048.79872, 53: -8105.79216}
+"""Energies in eV of the ions alone by the teacher, and by the labels of scripts/organic/dft.py."""
+
+
+@pytest.mark.parametrize(
+    ("name", "halides", "unseen", "apart", "error"),
+    [
+        ("organic", HALIDES_OF_DFT, {9}, -14607.29655, 0.15),
+        ("organic-small", HALIDES_OF_AIMNET2, set(), -14606.93637, 0.3),
+    ],
+)
+def test_ions_alone_and_far_from_a_molecule(name, halides, unseen, apart, error):
+    """Energies of the level of the labels; without such frames in a training they were wrong by 2 to 3 eV."""
     potential, water = load(name, dtype=torch.float64), molecule("H2O")
-    halides = {9: -2718.15057, 17: -12526.04761, 35: -70048.63086, 53: -8105.72778}
     for number, energy in halides.items():
         alone = potential(System(z=[number], pos=[[0.0, 0, 0]], charge=-1.0))
-        assert float(alone.energy) == pytest.approx(energy, abs=0.1)
+        assert float(alone.energy) == pytest.approx(energy, abs=0.15 if number in unseen else 0.02)
     chloride = [water.positions[0] + [0, 0, 6.0]]
     found = potential(System(z=[8, 1, 1, 17], pos=np.vstack([water.positions, chloride]), charge=-1.0))
-    assert float(found.energy) == pytest.approx(-14606.93637, abs=error)
+    assert float(found.energy) == pytest.approx(apart, abs=error)
     assert float(found.charges[3]) == pytest.approx(-0.9992, abs=2 * error)
 
 

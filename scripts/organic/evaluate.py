@@ -63,7 +63,9 @@ def main() -> None:
     for (kind, errors), size in zip(found.items(), sizes, strict=True):
         known = size[~size.isnan()]
         mean = float(known.mean()) if len(known) else None
-        errors["relative_energy"] = {"mae": mean, "count": len(known), "unit": "eV"}
+        if len(known):
+            rmse = float(known.square().mean().sqrt())
+            errors["relative_energy"] = {"mae": mean, "rmse": rmse, "count": len(known), "unit": "eV"}
         energy, forces = errors["energy_per_atom"], errors["forces"]
         values = 1000 * energy["mae"], 1000 * forces["mae"], 1000 * forces["rmse"]
         last = "–" if mean is None else f"{mean / (kcal / mol):.2f}"
