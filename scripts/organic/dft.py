@@ -13,10 +13,10 @@ The teacher learned energies without diffuse functions: its molecules of water a
 reactions of ions have errors of several kcal/mol. `energies` computes the geometries of shards with PySCF (`pip
 install pyscf`; Q. Sun et al., J. Chem. Phys. 153, 024109 (2020)), on a GPU with GPU4PySCF (`pip install
 gpu4pyscf-cuda13x`; X. Wu et al., WIREs Comput. Mol. Sci. 15, e70008 (2025)). It writes a line of JSON for each:
-`energy` and `forces` of the whole and, of kinds that do not react, `alone` and `forces_alone` of each molecule by
-itself with its atoms unmoved, in eV and eV/Å without dispersion. What is in the file already is not computed again,
-except for lines without forces, where forces are wanted. Basis set superposition is not corrected; it is 0.03 of 3.8
-kcal/mol for a pair of waters.
+`energy` and `forces` of the whole and, of kinds that do not react, `alone` and `forces_alone` of each of up to three
+molecules by itself with its atoms unmoved, in eV and eV/Å without dispersion. What is in the file already is not
+computed again, except for lines without forces, where forces are wanted. Basis set superposition is not corrected; it
+is 0.03 of 3.8 kcal/mol for a pair of waters.
 
 `labels` reads the shards and lines of a folder and writes train.h5 and validation.h5, and files *-energies.h5 of what
 has no forces. Energies have dispersion and a constant for each element, so that those of neutral molecules are at the
@@ -65,6 +65,7 @@ EFFECTIVE_CORE = {"I": BASIS}
 DISPERSION = D3(ELEMENTS, s8=0.3908, a1=0.566, a2=3.128, cutoff=None)
 MEMORY = 6000  # MB, of one process
 REACTING = ("substitutions", "protons", "shifts")  # kinds
+ALONE = 3  # most molecules of a structure that are also computed by themselves
 VALIDATION = 5  # one of so many names, compositions of molecules, or clusters of water
 GROUPED = 5  # most structures of one name whose relative energies are trained together
 HEAVY = re.compile(r"\[\d*([A-Z][a-z]?|[a-z]+)[^\]]*\]|(Br|Cl|[BCNOPSFI]|[bcnops])")
@@ -169,7 +170,8 @@ def energies(options: argparse.Namespace) -> None:
                     too_large += 1
                     continue
                 row |= _line(self_consistent(geometry, options.forces, options.device), "energy", "forces")
-                if shard.split("-")[1] not in REACTING and len(parts := molecules(geometry) or []) > 1:
+                parts = (molecules(geometry) or []) if shard.split("-")[1] not in REACTING else []
+                if 1 < len(parts) <= ALONE:
                     fields = [self_consistent(part, options.forces, options.device) for part in parts]
                     lines = [_line(field, "alone", "forces_alone") for field in fields]
                     row |= {name: [line[name] for line in lines] for name in lines[0]}

@@ -1,15 +1,18 @@
-"""Structures for dft.py: conformers and pairs of molecules, relaxed with a model.
+"""Structures for dft.py: conformers and groups of molecules, relaxed with a model, and parts of liquids.
 
     python scripts/organic/dft_structures.py conformers biomolecules.smi work/dft/train-conformers-bio.npz \
         --model r12.tmn --atoms 40
     python scripts/organic/dft_structures.py pairs work/geometries/train-dimers-*.npz work/dft/train-dimers-more.npz \
         --model r12.tmn --number 150 --without benchmark/*.xyz
+    python scripts/organic/dft_structures.py liquid npt.traj work/dft/train-water-liquid.npz --name O --number 60 \
+        --molecules 9 14 --atoms 42
 
 `conformers` makes conformers of SMILES, relaxes them and keeps up to four of each molecule that differ; a fourth one
 has its atoms displaced. `pairs` takes pairs of molecules from shards, one of each name, or places those of SMILES as
-`A.B` beside each other at random, and relaxes them for 40 steps, which ends near a minimum; the molecules of every
-second pair are then moved together or apart. Structures with the composition of one in the files of `--without` are
-left out: these are what a model is judged by. How many fail is printed.
+`A.B` or `A.B.C` beside each other at random, and relaxes them for 40 steps, which ends near a minimum; the molecules of
+every second group are then moved together or apart. `liquid` takes molecules with their neighbors from a trajectory of
+a cell with one kind of molecule, as `torchmdnet2 md` writes it. Structures with the composition of one in the files of
+`--without` are left out: these are what a model is judged by. How many fail is printed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.geometry import find_mic
 from ase.io import read
 from scipy.sparse.csgraph import connected_components
 from shards import Geometry, bonded, formula, read_shard, seed_of, write_shard
@@ -32,7 +36,7 @@ from torchmdnet2.streams import Ranking
 CONFORMERS, KEPT, WINDOW, RMSD = 12, 4, 0.3, 0.5  # made, kept; eV; Å
 DISPLACED = 0.04  # Å a coordinate
 STEPS = 40  # of a pair
-CONTACT = 0.85  # of the sum of van der Waals radii
+CONTACT, PLACES = 0.85, 8  # of the sum of van der Waals radii; tried for each molecule
 APART = 0.9, 1.8  # times the distance of the centres of two molecules
 
 
@@ -71,28 +75,39 @@ def conformers(options: argparse.Namespace) -> Iterator[Geometry]:
 
 
 def moved_apart(geometry: Geometry, rng: np.random.Generator) -> Geometry:
-    """A pair with another distance of its molecules; unchanged if bonds do not tell two."""
+    """Molecules at other distances from the first one; unchanged if bonds do not tell as many as the name has."""
     count, label = connected_components(bonded(geometry))
-    if count != 2:
+    if count != len(geometry.name.split(".")):
         return geometry
-    first, positions = label == 0, geometry.positions.copy()
-    between = positions[~first].mean(0) - positions[first].mean(0)
-    positions[~first] += (rng.uniform(*APART) - 1) * between
+    positions, scale = geometry.positions.copy(), rng.uniform(*APART)
+    first = positions[label == 0].mean(0)
+    for k in range(1, count):
+        positions[label == k] += (scale - 1) * (positions[label == k].mean(0) - first)
     return geometry._replace(positions=positions)
 
 
 def placed(path: Path) -> Iterator[Geometry]:
-    """Pairs of SMILES `A.B`, at random orientations in contact; SystemExit for a line that is not two molecules."""
+    """Molecules of SMILES `A.B` or `A.B.C`, in contact at random orientations; SystemExit for other lines.
+
+    From the third molecule on, each takes of some places the one that is nearest to the centre of the others.
+    """
     from geometries import beside, embedded  # needs RDKit
 
     for k, line in enumerate(path.read_text().splitlines()):
         name = line.split()[0] if line.split() else ""
         seed = seed_of("placed", name)
+        rng = np.random.default_rng(seed)
         try:
-            one, other = (embedded(smiles, 1, seed)[1][0] for smiles in name.split("."))
-        except (ValueError, TypeError, IndexError) as error:  # the number of molecules, their SMILES, no geometry
-            raise SystemExit(f"{path}, line {k + 1}: {name!r} is not a pair of SMILES as A.B ({error})") from None
-        yield beside(one, other, CONTACT, np.random.default_rng(seed))
+            group, *others = (embedded(smiles, 1, seed)[1][0] for smiles in name.split("."))
+        except (TypeError, ValueError, IndexError) as error:  # not SMILES, no atoms, or no geometry
+            raise SystemExit(f"{path}, line {k + 1}: {name!r} is not SMILES as A.B ({error})") from None
+        if not others:
+            raise SystemExit(f"{path}, line {k + 1}: {name!r} is one molecule, and not SMILES as A.B")
+        for third, other in enumerate(others):
+            size = len(other.numbers)
+            places = [beside(group, other, CONTACT, rng) for _ in range(PLACES if third else 1)]
+            group = min(places, key=lambda g: np.linalg.norm(g.positions[-size:].mean(0) - g.positions[:-size].mean(0)))
+        yield group
 
 
 def pairs(options: argparse.Namespace) -> Iterator[Geometry]:
@@ -108,22 +123,56 @@ def pairs(options: argparse.Namespace) -> Iterator[Geometry]:
         yield relaxed if k % 2 else moved_apart(relaxed, rng)
 
 
+def liquid(options: argparse.Namespace) -> Iterator[Geometry]:
+    """Molecules of liquids with their nearest neighbors, whole."""
+    for path in options.input:
+        frames = read(path, ":")
+        for k in range(options.number):
+            rng = np.random.default_rng(seed_of("liquid", path.name, k))
+            yield neighbors(frames[k * len(frames) // options.number], options.name, options.molecules, rng)
+
+
+def neighbors(frame: Atoms, name: str, sizes: tuple[int, int], rng: np.random.Generator) -> Geometry:
+    """A random molecule of a cell, and those whose centres are nearest to its own.
+
+    Args:
+        frame: a periodic cell with whole molecules, of one kind.
+        name: SMILES of the molecule.
+        sizes: least and largest number of molecules.
+    """
+    count, label = connected_components(bonded(Geometry(name, frame.numbers, frame.positions, 0)))
+    molecules = [frame[label == k] for k in range(count)]
+    centres = np.array([one.positions.mean(0) for one in molecules])
+    chosen = rng.integers(count)
+    between, distances = find_mic(centres - centres[chosen], frame.cell, frame.pbc)
+    number = rng.integers(sizes[0], sizes[1] + 1)
+    near = np.argsort(distances)[:number]
+    positions = [molecules[k].positions - centres[k] + between[k] for k in near]
+    return Geometry(
+        ".".join([name] * number), np.concatenate([molecules[k].numbers for k in near]), np.concatenate(positions), 0
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("conformers", "pairs"))
-    parser.add_argument("input", nargs="+", type=Path, help="SMILES, or shards of pairs")
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("input", nargs="+", type=Path, help="SMILES, shards of pairs, or trajectories")
     parser.add_argument("output", type=Path, help="a shard")
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", default="organic", help="relaxes conformers and pairs")
     parser.add_argument("--without", nargs="+", default=[], type=Path, help="files of structures")
-    parser.add_argument("--number", type=int, default=150, help="of pairs")
+    parser.add_argument("--number", type=int, default=150, help="of pairs, or from a trajectory")
+    parser.add_argument("--name", default="O", help="of liquid: SMILES of the molecule")
+    parser.add_argument("--molecules", nargs=2, type=int, default=(9, 14), help="of liquid: least and most")
     parser.add_argument("--atoms", type=int, default=30, help="of a structure, at most")
     options = parser.parse_args()
     if options.output.exists():
         raise SystemExit(f"{options.output} is there, perhaps with energies: give another name")
     options.known = tested(options.without)
-    found = {"conformers": conformers, "pairs": pairs}[options.kind](options)
+    found = KINDS[options.kind](options)
     print(f"{write_shard(options.output, [g for g in found if accepted(g, options)])} structures")
 
+
+KINDS = {"conformers": conformers, "pairs": pairs, "liquid": liquid}
 
 if __name__ == "__main__":
     main()

@@ -79,12 +79,47 @@ def test_pairs_of_smiles_touch(run, structures, tmp_path):
     assert all(np.array_equal(given[g.name].numbers, g.numbers) for g in found)
 
 
-@pytest.mark.parametrize("line", ["CO", "CO.O.N", "CO.not-a-molecule", ""])
+@pytest.mark.parametrize("line", ["CO", "CO.not-a-molecule", ""])
 def test_a_line_that_is_no_pair_is_named(run, tmp_path, line):
     pytest.importorskip("rdkit")
     (tmp_path / "pairs.smi").write_text(f"CO.O its name\n{line}\nO.O\n")
-    with pytest.raises(SystemExit, match=r"pairs.smi, line 2: .* is not a pair of SMILES"):
+    with pytest.raises(SystemExit, match=r"pairs.smi, line 2: .* not SMILES as A.B"):
         run("pairs", tmp_path / "pairs.smi")
+
+
+def test_neighbors_in_a_liquid(run, tmp_path):
+    """Whole molecules that are nearest to one, across the walls of the cell; as many atoms as accepted."""
+    from torchmdnet2.benchmark import water_box
+
+    cell = water_box(3)
+    atoms = Atoms(cell.z.numpy(), cell.pos.numpy(), cell=cell.cell[0].numpy(), pbc=True)
+    write(tmp_path / "box.traj", [atoms, atoms])
+    found = run("liquid", tmp_path / "box.traj", "--number", 6, "--molecules", 4, 6, "--atoms", 18)
+    assert len(found) == 6 and {len(g.numbers) for g in found} <= {12, 15, 18}
+    lengths = atoms.get_all_distances(mic=True)
+    nearest = np.sort(lengths[np.ix_(atoms.numbers == 8, atoms.numbers == 8)], 1)
+    for one in found:
+        count = len(one.numbers) // 3
+        assert one.name == ".".join(["O"] * count) and sorted(one.numbers) == [1] * 2 * count + [8] * count
+        apart = np.linalg.norm(one.positions[:, None] - one.positions[None], axis=2)
+        assert ((0 < apart) & (apart < 1.2)).sum() == 4 * count  # O–H of both atoms: no molecule is torn
+        oxygen = apart[np.ix_(one.numbers == 8, one.numbers == 8)]
+        assert np.abs(np.sort(oxygen[0])[:2, None] - nearest[:, :2].T).min(1).max() < 0.02
+
+
+def test_groups_of_three_touch(structures, tmp_path):
+    pytest.importorskip("rdkit")
+    (tmp_path / "groups.smi").write_text("C1CCCC1.C1CCCC1.O\n")
+    (one,) = structures.placed(tmp_path / "groups.smi")
+    assert len(one.numbers) == 33
+    apart = np.linalg.norm(one.positions[:, None] - one.positions[None], axis=2)
+    for part in (slice(0, 15), slice(15, 30), slice(30, 33)):
+        rest = np.ones(33, dtype=bool)
+        rest[part] = False
+        assert 1.5 < apart[part][:, rest].min() < 3.5
+    moved = structures.moved_apart(one, np.random.default_rng(0))
+    scale = [np.linalg.norm(g.positions[30:].mean(0) - g.positions[:15].mean(0)) for g in (one, moved)]
+    assert scale[1] / scale[0] == pytest.approx(np.random.default_rng(0).uniform(0.9, 1.8))
 
 
 def test_a_shard_that_is_there_is_kept(run, pair, scripts, tmp_path):
