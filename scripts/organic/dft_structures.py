@@ -35,8 +35,8 @@ from torchmdnet2.streams import Ranking
 
 CONFORMERS, KEPT, WINDOW, RMSD = 12, 4, 0.3, 0.5  # made, kept; eV; Å
 DISPLACED = 0.04  # Å a coordinate
-STEPS = 40  # of a pair
-CONTACT, PLACES = 0.85, 8  # of the sum of van der Waals radii; tried for each molecule
+STEPS = 40  # of the relaxation of a pair or group
+CONTACT = 0.85  # of the sum of van der Waals radii
 APART = 0.9, 1.8  # times the distance of the centres of two molecules
 
 
@@ -75,7 +75,7 @@ def conformers(options: argparse.Namespace) -> Iterator[Geometry]:
 
 
 def moved_apart(geometry: Geometry, rng: np.random.Generator) -> Geometry:
-    """Molecules at other distances from the first one; unchanged if bonds do not tell as many as the name has."""
+    """Molecules at other distances from the first one; unchanged if the name has another number of molecules."""
     count, label = connected_components(bonded(geometry))
     if count != len(geometry.name.split(".")):
         return geometry
@@ -91,7 +91,7 @@ def placed(path: Path) -> Iterator[Geometry]:
 
     From the third molecule on, each takes of some places the one that is nearest to the centre of the others.
     """
-    from geometries import beside, embedded  # needs RDKit
+    from geometries import PLACES, beside, embedded, innermost  # needs RDKit
 
     for k, line in enumerate(path.read_text().splitlines()):
         name = line.split()[0] if line.split() else ""
@@ -104,9 +104,8 @@ def placed(path: Path) -> Iterator[Geometry]:
         if not others:
             raise SystemExit(f"{path}, line {k + 1}: {name!r} is one molecule, and not SMILES as A.B")
         for third, other in enumerate(others):
-            size = len(other.numbers)
             places = [beside(group, other, CONTACT, rng) for _ in range(PLACES if third else 1)]
-            group = min(places, key=lambda g: np.linalg.norm(g.positions[-size:].mean(0) - g.positions[:-size].mean(0)))
+            group = innermost(places, len(other.numbers))
         yield group
 
 

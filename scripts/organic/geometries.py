@@ -55,6 +55,7 @@ SUBSTITUTIONS = 60  # of a shard
 SEPARATED = 60  # pairs of a shard
 SHIFTS = 120  # of hydrogen in a shard
 SMALL_SUBSTITUTIONS, SMALL = 4000, 14  # of all small molecules together, and most atoms of one
+PLACES = 8  # tried for each molecule of a cluster
 LARGEST = 64  # atoms of a dimer or cluster
 
 
@@ -111,11 +112,15 @@ def _radii(geometry: Geometry) -> np.ndarray:
     return np.array([RADII[int(z)] for z in geometry.numbers])
 
 
+def innermost(places: list[Geometry], size: int) -> Geometry:
+    """The geometry whose last `size` atoms are nearest to its centre."""
+    return min(places, key=lambda g: float(np.linalg.norm(g.positions[-size:].mean(0) - g.positions.mean(0))))
+
+
 def with_waters(geometry: Geometry, count: int, rng: np.random.Generator) -> Geometry:
     """Water molecules around a molecule, each at the closest of some places."""
     for _ in range(count):
-        places = [beside(geometry, WATER, rng.uniform(0.68, 0.85), rng) for _ in range(8)]
-        geometry = min(places, key=lambda g: float(np.linalg.norm(g.positions[-3:].mean(0) - g.positions.mean(0))))
+        geometry = innermost([beside(geometry, WATER, rng.uniform(0.68, 0.85), rng) for _ in range(PLACES)], 3)
     return geometry
 
 

@@ -58,7 +58,7 @@ NOT_CALIBRATED = " It does not say where it is not sure."
 
 def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool, speed: str) -> dict[str, Any]:
     """The metadata of a training without paths, with errors by kind and the sections of the card."""
-    config, data = metadata["config"], metadata["data"]
+    config = metadata["config"]
     sources = config["data"].get("sources") or []
     for source in sources:
         source.update({subset: _local(source.get(subset)) for subset in ("train", "validation", "test")})
@@ -67,7 +67,7 @@ def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool
     config["output"]["folder"] = f"work/{Path(config['output']['folder']).name}"
     if config.get("init"):
         config["init"]["file"] = Path(config["init"]["file"]).name
-    data = {name: value for name, value in data.items() if name != "files"}
+    data = {name: value for name, value in metadata["data"].items() if name != "files"}
     by_kind = {f"test {kind}": {k: v for k, v in found.items() if k != "frames"} for kind, found in errors.items()}
     not_for = NOT_FOR if calibrated else NOT_FOR + NOT_CALIBRATED
     about = {"Meant for": USE, "Not for": not_for, "Teacher": TEACHER, "Training data": DATA}
