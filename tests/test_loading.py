@@ -13,7 +13,7 @@ import torch
 
 from torchmdnet2 import Evaluator, Potential, System, load
 from torchmdnet2.checkpoint import save
-from torchmdnet2.potential.dipole import charge_dipole
+from torchmdnet2.potential.graph import charge_dipole
 from torchmdnet2.potential.potential import Result
 
 CONFIG = {

@@ -18,7 +18,7 @@ from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.potential.dipole import charge_dipole
+from torchmdnet2.potential.graph import charge_dipole
 
 NETWORK = {"name": "tensornet", "hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0}
 MODELS = {

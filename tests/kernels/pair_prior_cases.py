@@ -53,6 +53,21 @@ def priors() -> dict[str, Prior]:
     }
 
 
+def mesh_priors() -> dict[str, Coulomb]:
+    """Particle-mesh sums by name, with a cutoff of 3 Å."""
+    return {
+        "by element": Coulomb(CHARGES, "pme", 3.0, accuracy=1e-4),
+        "by atom, order 8": Coulomb(NUMBERS, "pme", 3.0, accuracy=1e-6),
+        "predicted, damped": Coulomb("predicted", "pme", 3.0, "exp", damping_upper=2.5, accuracy=1e-4),
+        "cosine": Coulomb(CHARGES, "pme", 3.0, "cosine", 0.5, 2.0, accuracy=1e-4),
+    }
+
+
+def mesh_batch() -> System:
+    """A molecule between two cells."""
+    return System.concatenate([system(3, 1, 3.0), system(3, 2, 4.0, False), system(3, 3, 2.6)])
+
+
 def system(num_atoms: int, seed: int, edge: float, cell: bool = True, dtype: torch.dtype = torch.float64) -> System:
     """Random atoms, not closer than 0.7 Å, in a triclinic cell or without.
 

@@ -6,10 +6,9 @@ import os
 
 import pytest
 import torch
-from kernels.pair_prior_cases import CHARGES, charges_of, reference, system
+from kernels.pair_prior_cases import charges_of, mesh_batch, mesh_priors, reference, system
 from kernels.pair_prior_checks import edges_of, place
 
-from torchmdnet2 import System
 from torchmdnet2.kernels.interfaces import TermLaunch, TermSums
 from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.potential.graph import sum_over_systems
@@ -18,13 +17,7 @@ from torchmdnet2.priors.coulomb.ewald import _spline
 from torchmdnet2.priors.coulomb.gpu import ParticleMeshTerm, spline_table
 
 assert os.environ["TRITON_INTERPRET"] == "1"
-BATCH = System.concatenate([system(3, 1, 3.0), system(3, 2, 4.0, False), system(3, 3, 2.6)])
-PRIORS = {
-    "by element": Coulomb(CHARGES, "pme", 3.0, accuracy=1e-4),
-    "by atom, order 8": Coulomb([0.3, -0.7, 0.9], "pme", 3.0, accuracy=1e-6),
-    "predicted, damped": Coulomb("predicted", "pme", 3.0, "exp", damping_upper=2.5, accuracy=1e-4),
-    "cosine": Coulomb(CHARGES, "pme", 3.0, "cosine", 0.5, 2.0, accuracy=1e-4),
-}
+BATCH, PRIORS = mesh_batch(), mesh_priors()
 
 
 def run(prior, atoms, virial=True, order=None):

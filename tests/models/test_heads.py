@@ -245,8 +245,7 @@ def test_atom_filter_of_properties():
     properties = [{"name": "scalar_property", "property": "gap", "reduce": "mean"}, {"name": "dipole"}]
     potential = variant("transformer", properties=properties, atom_filter=1)
     from torchmdnet2.neighbors import neighbor_list
-    from torchmdnet2.potential.dipole import centered_positions
-    from torchmdnet2.potential.graph import Graph, pool
+    from torchmdnet2.potential.graph import Graph, centered_positions, pool
 
     graph = Graph.build(MOLECULE, neighbor_list(MOLECULE, 4.5), torch.float64)
     graph.readout = MOLECULE.z > 1

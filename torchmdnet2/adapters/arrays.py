@@ -17,7 +17,7 @@ from torch import Tensor
 from ..engine.bound import BoundStep
 from ..ensemble import Ensemble, EnsembleBoundStep, EnsembleResult
 from ..evaluator import Evaluator
-from ..potential.dipole import molecule_dipole
+from ..potential.graph import molecule_dipole
 from ..potential.output import RESULTS, SPREADS
 from ..potential.potential import Result
 from ..system import System

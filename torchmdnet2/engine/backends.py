@@ -230,7 +230,7 @@ class CompiledCpuBackend(Backend):
         threads = "1 thread" if number == 1 else f"up to {number} threads, or 1 where that is faster"
         kind = type(self.task.potential.representation).__name__
         lines = [f"compiled {kind} kernels (numba) on {self.task.device}, float32, {threads}"]
-        lines += describe_priors(self.task.potential, compiled=True)
+        lines += describe_priors(self.task.potential)
         return lines + (["precision='tf32' has no effect there"] if self.task.precision == "tf32" else [])
 
 
@@ -582,7 +582,7 @@ def compiled_reason(potential: Potential) -> str:
     """Return why compiled kernels cannot evaluate domains of a potential, "" if they can."""
     if potential.device.type != "cpu":
         return f"the model is on {potential.device}"
-    return unsupported_reason(potential, compiled=True) or _reason(potential, compiled=True)
+    return unsupported_reason(potential, compiled=True) or _reason(potential)
 
 
 def fused_reason(potential: Potential) -> str:
@@ -592,12 +592,12 @@ def fused_reason(potential: Potential) -> str:
     return unsupported_reason(potential) or _reason(potential)
 
 
-def _reason(potential: Potential, compiled: bool = False) -> str:
+def _reason(potential: Potential) -> str:
     """Return why kernels that evaluate the potential cannot evaluate its domains."""
     path = fast_path(potential.representation)
     if path is None or not path.takes_ghosts:
         return f"the kernels for {type(potential.representation).__name__} take no ghosts"
-    if any(kernels_of(p, potential.device, compiled) is None and not p.constant for p in potential.priors):
+    if any(kernels_of(p, potential.device) is None and not p.constant for p in potential.priors):
         return "a prior has no kernels"
     if any(prior.uses_charges for prior in potential.priors):
         return "charges are predicted for whole structures"

@@ -95,7 +95,7 @@ class CpuStep:
         self._list: CpuSearch = (AllPairs if dense else ListSearch)(potential.cutoff, system.num_atoms)
         device = potential.device
         self._reads_charges = any(prior.uses_charges for prior in potential.priors)
-        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device, True) is None]
+        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device) is None]
         cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
         self._others = [
             AllPairs(cutoff, system.num_atoms) if dense else CellSearch(cutoff, system) for cutoff in cutoffs[1:]
@@ -173,12 +173,13 @@ class CpuStep:
 
     def _add_terms(self, system: System, charges: Array | None, sums: CpuSums) -> None:
         """Add the terms that read charges, if these are given, else all others."""
-        pos, reads = system.pos.detach().numpy(), charges is not None
+        pos, cell, reads = system.pos.detach().numpy(), system.cell.detach().numpy(), charges is not None
         terms = [term for term in self._terms if term.uses_charges == reads]
 
         def run() -> None:
             for term in terms:
-                term.term.add(pos, None if term.list is None else term.list.rows, sums, charges)
+                rows = None if term.list is None else term.list.rows
+                term.term.add(pos, rows, sums, charges, **({"cell": cell} if term.uses_cell else {}))
 
         if terms:
             run_on_threads(run, self._threads[reads], sum(term.work() for term in terms), len(pos), True)
@@ -193,7 +194,7 @@ class _Term:
 
     def __init__(self, term: CpuTerm, system: System, lists: Sequence[CpuSearch]):
         self.term, self.name, self._cost = term.prepare(system), term.name, term.cost
-        self.uses_charges = term.uses_charges
+        self.uses_charges, self.uses_cell = term.uses_charges, term.uses_cell
         found = [rows for rows in lists if rows.cutoff >= term.cutoff]
         self.list = min(found, key=lambda rows: rows.cutoff) if found else None
         size = np.bincount(system.batch.numpy(), minlength=1)
@@ -331,7 +332,7 @@ def _terms(potential: Potential) -> list[CpuTerm]:
     """Return the priors with kernels."""
     found: list[CpuTerm] = []
     for prior in potential.priors:
-        path = kernels_of(prior, potential.device, compiled=True)
+        path = kernels_of(prior, potential.device)
         if not prior.constant and path is not None:
             found.append(path.cpu(prior, potential.elements))
             found[-1].name = type(prior).__name__

@@ -127,22 +127,16 @@ def _prior_reason(prior: Prior, device: torch.device) -> str:
     return "" if kernels_of(prior, device) is not None else autograd_unsupported_reason(prior)
 
 
-def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> PriorPath | None:
-    """Return the fast path of a prior; None if it has none, or none for its options.
-
-    Args:
-        compiled: by kernels of the CPU, not of the GPU.
-    """
+def kernels_of(prior: Prior, device: torch.device) -> PriorPath | None:
+    """Return the fast path of a prior; None if it has none, or none for its options."""
     path = prior_path(prior)
-    if path is None or path.unsupported_reason(prior, device):
-        return None
-    return None if compiled and not path.on_cpu(prior) else path
+    return None if path is None or path.unsupported_reason(prior, device) else path
 
 
-def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
+def describe_priors(potential: Potential) -> list[str]:
     """Return how priors that depend on positions are evaluated with a network on kernels, in words."""
     listed = [prior for prior in potential.priors if not prior.constant]
-    paths = [kernels_of(prior, potential.device, compiled) for prior in listed]
+    paths = [kernels_of(prior, potential.device) for prior in listed]
     kernels = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is not None]
     others = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is None]
     lines = [f"  priors on kernels: {', '.join(kernels)}"] if kernels else []

@@ -141,6 +141,7 @@ class CpuTermOf(ABC):
             pos: [N, 3] Å.
             rows: within the cutoff or further (atoms without are ghosts); None where the cutoff is infinite.
             charges: [N] e, predicted by the network.
+            cell: [B, 3, 3] Å, by name, if `CpuTerm.uses_cell`.
         """
 
 
@@ -148,7 +149,7 @@ class CpuTerm(ABC):
     """A prior that has kernels on a CPU.
 
     Attributes:
-        cutoff, uses_charges: as for `GpuTerm`; exchanges: `CpuTermOf.add` takes `exchange`.
+        cutoff, uses_charges: as for `GpuTerm`; uses_cell, exchanges: `CpuTermOf.add` takes `cell`, `exchange`.
         cost: of an edge, in the units of `thread_tuner.amount_of_work`.
         name: in reports.
     """
@@ -156,6 +157,7 @@ class CpuTerm(ABC):
     name: str = "prior"
     cutoff: float
     uses_charges: bool = False
+    uses_cell: bool = False
     exchanges: bool = False
     cost: int = 10
 
@@ -482,10 +484,6 @@ class PriorPath(ABC):
     @abstractmethod
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         """Return "" if `gpu` (on a CUDA device) or `cpu` can evaluate it, else the reason in words."""
-
-    def on_cpu(self, prior: nn.Module) -> bool:
-        """Return whether `cpu` can evaluate it; otherwise autograd does."""
-        return True
 
     @abstractmethod
     def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:

@@ -13,8 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ..potential.cells import CoulombInCells
-from ..potential.dipole import centered_positions
-from ..potential.graph import Features, Graph, Head, PropertyHead, atom_counts, pool, sum_over_systems
+from ..potential.graph import (
+    Features,
+    Graph,
+    Head,
+    PropertyHead,
+    atom_counts,
+    centered_positions,
+    pool,
+    sum_over_systems,
+)  # fmt: skip
 from ..priors.coulomb.coulomb import Electrostatics, Method
 from ..registry import HEADS
 from ..system import System

@@ -20,8 +20,16 @@ from ..system import System, outside_transforms
 from .cells import CoulombInCells, Portion, divided, evaluate_portions, is_mixed
 from .derivatives import energy_and_gradients, is_differentiated, not_compiled, outside_modes, stress_of
 from .determined import Determined
-from .dipole import charge_dipole
-from .graph import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
+from .graph import (
+    Features,
+    Graph,
+    Head,
+    PropertyHead,
+    Representation,
+    atom_counts,
+    charge_dipole,
+    sum_over_systems,
+)  # fmt: skip
 from .levels import Level, build_levels, chosen_level, levels_of
 from .novelty import Calibration
 from .output import CHARGES, RESULTS, SPREADS, Output

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...kernels.interfaces import GpuTerm
+from ...kernels.interfaces import CpuTerm, GpuTerm
 from ..pair_kernels import PairPriorPath
 from .coulomb import Coulomb
 
@@ -15,13 +15,10 @@ __all__ = ["CoulombPath"]
 
 
 class CoulombPath(PairPriorPath):
-    """Kernels of pair priors for all pairs, reaction field and damped shifted force; particle-mesh Ewald on GPUs."""
+    """Kernels of pair priors for all pairs, reaction field and damped shifted force; those of particle-mesh Ewald."""
 
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return "" if _on_mesh(prior) else super().unsupported_reason(prior, device)
-
-    def on_cpu(self, prior: nn.Module) -> bool:
-        return not _on_mesh(prior)
 
     def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
         if not _on_mesh(prior):
@@ -29,6 +26,13 @@ class CoulombPath(PairPriorPath):
         from .gpu import ParticleMeshTerm
 
         return ParticleMeshTerm(prior, device)  # type: ignore[arg-type]
+
+    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> CpuTerm:
+        if not _on_mesh(prior):
+            return super().cpu(prior, elements)
+        from .cpu import CpuParticleMeshTerm
+
+        return CpuParticleMeshTerm(prior)  # type: ignore[arg-type]
 
 
 def _on_mesh(prior: nn.Module) -> bool:

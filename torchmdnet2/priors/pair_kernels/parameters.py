@@ -133,7 +133,7 @@ def _d2(prior: D2, elements: list[int]) -> PairParameters:
 
 
 def ewald_parameters(prior: Coulomb) -> tuple[PairParameters, PairParameters]:
-    """Return the parameters of short-range pairs of Ewald summation, and of all pairs of molecules, for GPUs.
+    """Return the parameters of short-range pairs of Ewald summation, and of all pairs of molecules.
 
     The charges are given like predicted ones.
     """

@@ -1,0 +1,92 @@
+"""The compiled kernels of particle-mesh Ewald against the prior in float64."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+import torch
+from pair_prior_cases import CHARGES, charges_of, mesh_batch, mesh_priors, reference, system
+
+from torchmdnet2.neighbors.pairs import pair_list
+from torchmdnet2.potential.graph import sum_over_systems
+from torchmdnet2.priors import Coulomb
+
+pytest.importorskip("numba")
+from torchmdnet2.kernels.interfaces import CpuRows, CpuSums
+from torchmdnet2.priors.coulomb.cpu import CpuParticleMeshTerm
+
+PRIORS = mesh_priors()
+
+
+def run(prior, atoms, prepared=None):
+    """Sums of a term, for the structures that it was prepared for or for others with the same atoms."""
+    term = prepared or CpuParticleMeshTerm(prior).prepare(atoms)
+    found = pair_list(atoms, prior.cutoff)
+    vectors = found.vectors(atoms).float().numpy()
+    rows = CpuRows(found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors, found.cutoff)
+    charges, n = charges_of(prior, atoms), atoms.num_atoms
+    sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+    given = None if charges is None else charges.detach().numpy()
+    term.add(atoms.pos.numpy(), rows, sums, given, cell=atoms.cell.numpy())
+    return sums
+
+
+def require_reference(prior, atoms, sums):
+    """1e-12 of the largest value: float64 but for the vectors of short-range pairs, which are exact here."""
+    expected = reference(prior, atoms)
+    virial = sum_over_systems(torch.from_numpy(sums.virial), atoms.batch, atoms.num_systems).view(-1, 3, 3)
+    computed = {"energy": sums.energy, "forces": sums.forces, "virial": virial, "slope": sums.charge_slope}
+    for what, exact in expected.items():
+        error = float((torch.as_tensor(computed[what]) - exact).abs().max())
+        assert error <= 1e-12 * max(float(exact.abs().max()), 1e-3), (what, error)
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_energies_forces_virials(name):
+    """Of cells and a molecule between them."""
+    require_reference(PRIORS[name], mesh_batch(), run(PRIORS[name], mesh_batch()))
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_prepared_term_follows_positions_and_cells(name):
+    """A wider, skewed cell has another mesh; atoms may be some cells outside."""
+    prior, first = PRIORS[name], mesh_batch()
+    term = CpuParticleMeshTerm(prior).prepare(first)
+    turn = torch.tensor([[1.25, 0, 0], [0.125, 1.5, 0], [0, -0.25, 1.25]], dtype=torch.float64)
+    cell = first.cell @ turn
+    image = torch.tensor([-2.0, 0, 3], dtype=torch.float64)
+    other = first.replace(pos=first.pos @ turn + (image @ cell)[first.batch], cell=cell)
+    run(prior, first, term)
+    require_reference(prior, other, run(prior, other, term))
+    require_reference(prior, first, run(prior, first, term))
+
+
+def test_sums_do_not_depend_on_threads():
+    prior, atoms = Coulomb(CHARGES, "pme", 4.0, accuracy=1e-6), system(40, 4, 9.0)
+    threads = numba.get_num_threads()
+    sums = run(prior, atoms)
+    numba.set_num_threads(1)
+    try:
+        alone = run(prior, atoms)
+    finally:
+        numba.set_num_threads(threads)
+    for what, value in sums._asdict().items():
+        assert np.array_equal(value, getattr(alone, what)), what
+
+
+def test_structures_that_do_not_lie_together():
+    """Atoms of a cell and of a molecule take turns."""
+    prior, atoms = PRIORS["by element"], mesh_batch()
+    turns = torch.tensor([0, 3, 6, 1, 4, 7, 2, 5, 8])
+    mixed = atoms.replace(z=atoms.z[turns], pos=atoms.pos[turns], batch=atoms.batch[turns])
+    together, found = run(prior, atoms), run(prior, mixed)
+    np.testing.assert_allclose(found.energy, together.energy[turns], rtol=1e-13)
+    np.testing.assert_allclose(found.forces, together.forces[turns], atol=1e-12)
+
+
+def test_slabs_are_refused():
+    atoms = system(3, 1, 3.0)
+    atoms = atoms.replace(pbc=torch.tensor([[True, True, False]]))
+    with pytest.raises(ValueError, match="periodic in one or two directions only"):
+        CpuParticleMeshTerm(PRIORS["by element"]).prepare(atoms)

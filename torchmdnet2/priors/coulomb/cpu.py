@@ -1,0 +1,278 @@
+"""Coulomb by particle-mesh Ewald on the CPU: preparation, calls and kernels, in float64. The reference is ewald.py.
+
+The kernels of pair priors sum short-range pairs, and the pairs of molecules in the batch. For the mesh, threads divide
+the atoms, or the planes of the mesh: a plane takes the charges of all atoms that reach it, so that results do not
+depend on the number of threads.
+
+Shapes: N atoms, n of them in a cell, B structures, M_1 × M_2 × M_3 mesh points, p spline order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from ...kernels.compiling_cpu import kernel
+from ...kernels.interfaces import Array, CpuRows, CpuSums, CpuTerm, CpuTermOf
+from ...system import System
+from ...units import COULOMB
+from ..pair_kernels.cpu import KERNELS, inline
+from ..pair_kernels.parameters import PairParameters, ewald_parameters
+from .coulomb import Coulomb
+from .ewald import mesh_sizes, order_and_spacing, require_all_or_none, spline_moduli
+
+__all__ = ["CpuParticleMeshTerm"]
+
+
+class CpuParticleMeshTerm(CpuTerm):
+    """Coulomb energy with the method "pme".
+
+    Args:
+        prior: a prior with the method "pme".
+    """
+
+    cost, uses_cell = 20, True
+
+    def __init__(self, prior: Coulomb):
+        self.prior, self.cutoff, self.uses_charges = prior, prior.energy.cutoff, prior.uses_charges
+
+    def prepare(self, system: System) -> CpuParticleMeshTermOf:
+        return CpuParticleMeshTermOf(self.prior, system)
+
+
+class CpuParticleMeshTermOf(CpuTermOf):
+    """The term for structures whose positions and cell alone change.
+
+    Raises:
+        ValueError: a structure is periodic in some directions only.
+    """
+
+    def __init__(self, prior: Coulomb, system: System):
+        periodic = require_all_or_none(system)
+        n, batch = system.num_atoms, system.batch.numpy()
+        self._charges = None if prior.uses_charges else prior.fixed_charges(system).numpy().copy()
+        self._short, self._molecules = ewald_parameters(prior)
+        self._in_cells = periodic.numpy()[batch].astype(np.float64)
+        alpha, (order, spacing) = prior.energy.alpha, order_and_spacing(prior.energy.accuracy, prior.energy.alpha)
+        numbers = periodic.nonzero()[:, 0].tolist()
+        self._meshes = [_Mesh(b, np.flatnonzero(batch == b), alpha, order, spacing) for b in numbers]
+        self._meshes = [mesh for mesh in self._meshes if len(mesh.atoms)]
+        # pairs of molecules: those of an atom in a cell are an empty range
+        end = np.bincount(batch, minlength=system.num_systems).cumsum()
+        first, last = (end - np.bincount(batch, minlength=system.num_systems))[batch], end[batch]
+        last[self._in_cells > 0] = first[self._in_cells > 0]
+        self._of_molecules = first, last, np.argsort(batch, kind="stable")
+        self._key, self._table, self._unused = np.arange(n), np.zeros((n, 3)), np.zeros(n)
+
+    def add(
+        self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None, cell: Array | None = None
+    ) -> None:
+        assert rows is not None and cell is not None
+        q = charges if self._charges is None else self._charges
+        assert q is not None
+        slope = sums.charge_slope if self._charges is None else self._unused
+        last = sums.energy, sums.forces, sums.virial, slope
+        self._table[:, 0] = q * self._in_cells
+        short, (lower, inverse) = self._short, self._short.constants[:2]
+        # without value and slope at the cutoff a shifted force is (erfc(α d) − 1 + f(d))/d
+        constants = lower, inverse, short.constants[2], 0.0, 0.0, short.cutoff
+        KERNELS["shifted_force"](
+            len(pos), rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, short.strength, short.cutoff,
+            constants, short.mode, *last,
+        )  # fmt: skip
+        if len(self._of_molecules[2]) and not self._in_cells.all():
+            self._table[:, 0] = q
+            all_pairs: PairParameters = self._molecules
+            KERNELS["all_pairs"](
+                len(pos), *self._of_molecules, pos, self._key, self._table, all_pairs.strength, all_pairs.constants,
+                all_pairs.mode, *last,
+            )  # fmt: skip
+        for mesh in self._meshes:
+            mesh.add(pos, np.asarray(cell[mesh.b], np.float64), q, *last)
+
+
+class _Mesh:
+    """The mesh of one periodic structure.
+
+    Args:
+        b: its number; atoms: [n] its atoms.
+        alpha: Ewald parameter, 1/Å; order: p; spacing: the largest one of mesh points, Å.
+    """
+
+    def __init__(self, b: int, atoms: Array, alpha: float, order: int, spacing: float):
+        self.b, self.atoms = b, atoms
+        self._alpha, self._order, self._spacing = alpha, order, spacing
+        n = len(atoms)
+        self._first, self._weights = np.empty((n, 3), np.int64), np.empty((2, n, 3, order))
+        self._sizes: tuple[int, ...] = ()
+
+    def _resize(self, cell: Array) -> None:
+        """Take the mesh of the reference for this cell."""
+        sizes = tuple(mesh_sizes(torch.from_numpy(cell), self._order, self._spacing))
+        if sizes != self._sizes:
+            moduli = [spline_moduli(size, self._order, torch.device("cpu")).numpy() for size in sizes]
+            self._sizes, self._moduli = sizes, np.concatenate(moduli)
+            self._charge = torch.empty(sizes, dtype=torch.float64)
+            self._parts = np.empty((sizes[0], 6))
+
+    def add(self, pos: Array, cell: Array, q: Array, energy: Array, forces: Array, virial: Array, slope: Array) -> None:
+        """Add the long-range, self and background energies [N] with their forces, virial and dE/dq.
+
+        Args:
+            pos: [N, 3] Å; cell: [3, 3] Å; q: [N] e.
+            energy, forces, virial, slope: as `CpuSums`.
+        """
+        self._resize(cell)
+        n, sizes, inverse, alpha = len(self.atoms), self._sizes, np.linalg.inv(cell), self._alpha
+        volume, charge = abs(np.linalg.det(cell)), self._charge.numpy()
+        splines(n, self.atoms, pos, inverse, np.array(sizes), self._first, self._weights)
+        spread(sizes[0], self.atoms, q, self._first, self._weights, charge)
+        waves = torch.view_as_real(torch.fft.rfftn(self._charge))
+        influence(sizes[0], waves.numpy(), inverse, volume, alpha, sizes[2], self._moduli, self._parts)
+        potential = torch.fft.irfftn(torch.view_as_complex(waves), s=sizes, norm="forward").numpy()
+        background = math.pi / (volume * alpha**2) * float(q[self.atoms].sum())
+        own = 2 * alpha / math.sqrt(math.pi)
+        gather(
+            n, self.atoms, q, inverse, self._first, self._weights, potential, COULOMB, own, background, energy, forces,
+            slope,
+        )  # fmt: skip
+        # that of the structure goes to its first row
+        xx, yy, zz, yz, xz, xy = self._parts.sum(0) * (COULOMB / 2)
+        xx, yy, zz = np.array([xx, yy, zz]) + COULOMB / 2 * background * float(q[self.atoms].sum())
+        virial[self.atoms[0]] += xx, xy, xz, xy, yy, yz, xz, yz, zz
+
+
+# --- Kernels ---
+
+
+@kernel
+def splines(begin, stop, atoms, pos, inverse, sizes, first, weights):
+    """Write of atoms the mesh point `first` [n, 3] and weights [2, n, 3, p] of the points first − k, and their slopes.
+
+    The recursion is that of `ewald._spline`, here in place from the last k on, since each needs k and k − 1.
+    """
+    order = weights.shape[3]
+    for i in range(begin, stop):
+        a = atoms[i]
+        for axis in range(3):
+            u = 0.0
+            for b in range(3):
+                u += np.float64(pos[a, b]) * inverse[b, axis]
+            u *= sizes[axis]
+            whole = math.floor(u)
+            t = u - whole
+            first[i, axis] = int(whole) % sizes[axis]
+            w, turn = weights[0, i, axis], weights[1, i, axis]
+            w[0], w[1] = t, 1 - t
+            for n in range(3, order + 1):
+                if n == order:
+                    for k in range(n):
+                        turn[k] = (w[k] if k < n - 1 else 0.0) - (w[k - 1] if k > 0 else 0.0)
+                for k in range(n - 1, -1, -1):
+                    here = w[k] if k < n - 1 else 0.0
+                    before = w[k - 1] if k > 0 else 0.0
+                    w[k] = ((t + k) * here + (n - t - k) * before) / (n - 1)
+
+
+@inline
+def _place(first, k, size):
+    """Return the point first − k of a periodic axis, which has at least as many points as a spline."""
+    return first - k if first >= k else first - k + size
+
+
+@kernel
+def spread(begin, stop, atoms, q, first, weights, charge):
+    """Write the planes of charge [M_1, M_2, M_3]."""
+    order = weights.shape[3]
+    size, size_y, size_z = charge.shape
+    for x in range(begin, stop):
+        plane = charge[x]
+        plane[:] = 0
+        for i in range(len(atoms)):
+            k = first[i, 0] - x
+            if k < 0:
+                k += size
+            if k < order:
+                amount = q[atoms[i]] * weights[0, i, 0, k]
+                for ky in range(order):
+                    row, along = plane[_place(first[i, 1], ky, size_y)], amount * weights[0, i, 1, ky]
+                    for kz in range(order):
+                        row[_place(first[i, 2], kz, size_z)] += along * weights[0, i, 2, kz]
+
+
+@kernel
+def influence(begin, stop, waves, inverse, volume, alpha, size_z, moduli, parts):
+    """Multiply planes of the transform by `ewald._influence`; write parts [M_1, 6] of the virial of charges 1/e.
+
+    Args:
+        waves: [M_1, M_2, M_3/2 + 1, 2], the transform of the charges, then of the potential.
+        moduli: [M_1 + M_2 + M_3].
+        parts: Σ S² I (2 k_a k_b (1/k² + 1/4α²) − δ_ab) of each plane, xx yy zz yz xz xy: under strain of positions and
+            cell only I changes.
+    """
+    size, size_y, half = waves.shape[:3]
+    for x in range(begin, stop):
+        n1 = x if 2 * x < size else x - size
+        s0, s1, s2, s3, s4, s5 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        for y in range(size_y):
+            n2 = y if 2 * y < size_y else y - size_y
+            for z in range(half):
+                if n1 == 0 and n2 == 0 and z == 0:
+                    waves[x, y, z, 0], waves[x, y, z, 1] = 0.0, 0.0
+                    continue
+                kx = 2 * math.pi * (inverse[0, 0] * n1 + inverse[0, 1] * n2 + inverse[0, 2] * z)
+                ky = 2 * math.pi * (inverse[1, 0] * n1 + inverse[1, 1] * n2 + inverse[1, 2] * z)
+                kz = 2 * math.pi * (inverse[2, 0] * n1 + inverse[2, 1] * n2 + inverse[2, 2] * z)
+                k2 = kx * kx + ky * ky + kz * kz
+                strength = 4 * math.pi / volume * math.exp(-k2 / (4 * alpha * alpha)) / k2
+                strength *= moduli[x] * moduli[size + y] * moduli[size + size_y + z]
+                re, im = waves[x, y, z, 0], waves[x, y, z, 1]
+                waves[x, y, z, 0], waves[x, y, z, 1] = re * strength, im * strength
+                # waves between the first and the last plane stand for their opposites too
+                part = (re * re + im * im) * strength * (1.0 if z == 0 or 2 * z == size_z else 2.0)
+                turn = 2 * part * (1 / k2 + 1 / (4 * alpha * alpha))
+                s0 += turn * kx * kx - part
+                s1 += turn * ky * ky - part
+                s2 += turn * kz * kz - part
+                s3 += turn * ky * kz
+                s4 += turn * kx * kz
+                s5 += turn * kx * ky
+        parts[x, 0], parts[x, 1], parts[x, 2], parts[x, 3], parts[x, 4], parts[x, 5] = s0, s1, s2, s3, s4, s5
+
+
+@kernel
+def gather(begin, stop, atoms, q, inverse, first, weights, potential, strength, own, background, energy, forces, slope):
+    """Add energies, forces and dE/dq of atoms from the potential [M_1, M_2, M_3] in e/Å.
+
+    Args:
+        strength: of Coulomb's law, eV Å; own, background: what the potential is lowered by, of a charge e and in e/Å.
+    """
+    order = weights.shape[3]
+    size_x, size_y, size_z = potential.shape
+    for i in range(begin, stop):
+        at, gx, gy, gz = 0.0, 0.0, 0.0, 0.0
+        for kx in range(order):
+            plane = potential[_place(first[i, 0], kx, size_x)]
+            at_x, gy_x, gz_x = 0.0, 0.0, 0.0
+            for ky in range(order):
+                row, at_y, gz_y = plane[_place(first[i, 1], ky, size_y)], 0.0, 0.0
+                for kz in range(order):
+                    value = row[_place(first[i, 2], kz, size_z)]
+                    at_y += weights[0, i, 2, kz] * value
+                    gz_y += weights[1, i, 2, kz] * value
+                at_x += weights[0, i, 1, ky] * at_y
+                gy_x += weights[1, i, 1, ky] * at_y
+                gz_x += weights[0, i, 1, ky] * gz_y
+            at += weights[0, i, 0, kx] * at_x
+            gx += weights[1, i, 0, kx] * at_x
+            gy += weights[0, i, 0, kx] * gy_x
+            gz += weights[0, i, 0, kx] * gz_x
+        a = atoms[i]
+        level = strength * (at - own * q[a] - background)
+        energy[a] += 0.5 * q[a] * level
+        slope[a] += level
+        gx, gy, gz, charge = gx * size_x, gy * size_y, gz * size_z, strength * q[a]
+        for b in range(3):
+            forces[a, b] -= charge * (gx * inverse[b, 0] + gy * inverse[b, 1] + gz * inverse[b, 2])
