@@ -65,7 +65,7 @@ def test_card(name):
     assert header["config"]["elements"] == ELEMENTS and header["config"]["total_charges"] == [-2, -1, 0, 1, 2]
     assert header["config"]["closed_shell"]
     assert header["metadata"]["licence"] == "MIT" and "AIMNet2" in header["metadata"]["about"]["Teacher"]
-    assert name == "organic-1" or "22 % too low" in header["metadata"]["about"]["Not for"]  # measured with the others
+    assert name == "organic-1" or "14 % too low" in header["metadata"]["about"]["Not for"]  # measured with the others
     assert find_model(name).stat().st_size < 4.1e6
 
 
@@ -109,7 +109,7 @@ def test_ions_alone_and_far_from_a_molecule(name, halides, unseen, apart, error)
     potential, water = load(name, dtype=torch.float64), molecule("H2O")
     for number, energy in halides.items():
         alone = potential(System(z=[number], pos=[[0.0, 0, 0]], charge=-1.0))
-        assert float(alone.energy) == pytest.approx(energy, abs=0.15 if number in unseen else 0.02)
+        assert float(alone.energy) == pytest.approx(energy, abs=0.07 if number in unseen else 0.02)
     chloride = [water.positions[0] + [0, 0, 6.0]]
     found = potential(System(z=[8, 1, 1, 17], pos=np.vstack([water.positions, chloride]), charge=-1.0))
     assert float(found.energy) == pytest.approx(apart, abs=error)
