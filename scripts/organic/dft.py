@@ -4,6 +4,7 @@
     python scripts/organic/dft.py labels work/dft work/dft-labels --start r12.tmn
     python scripts/organic/dft.py rest work/geometries work/rest --number 5000
     python scripts/organic/dft.py rest work/geometries work/ions --number 2000 --charged
+    python scripts/organic/dft.py ways work/geometries work/ways --number 9000 --atoms 44
     python scripts/organic/label.py work/rest work/rest-labels --model r12.tmn --frames 0
     python scripts/organic/label.py work/ions work/ion-labels --model r12.tmn --frames 0
     python scripts/organic/distil.py scans torsions.npz work/scans --model r12.tmn --start r12.tmn
@@ -27,6 +28,9 @@ and molecules by themselves agree with each other.
 Pairs are not among them: the start is wrong there. Labels of ions are used for forces and charges only. The start is
 wrong for hydrogen shifts, too; they are among them, because there are few labels of them.
 
+`ways` writes such molecules with a proton at places of its way within the molecule, for labels of the teacher: its
+energy is smooth there, and that of the start is not.
+
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
 """
@@ -47,6 +51,7 @@ import torch
 from ase.data import chemical_symbols
 from ase.units import Bohr, Hartree, kcal, mol
 from distil import write_samples
+from protons import ways as ways_of
 from scipy.sparse.csgraph import connected_components
 from shards import ELEMENTS, Geometry, bonded, formula, read_shard, seed_of, write_shard
 from teachers import Model
@@ -331,17 +336,41 @@ def rest(options: argparse.Namespace) -> None:
         most = options.number // (VALIDATION if subset == "validation" else 1) // len({kind for _, kind in paths})
         rng, found = np.random.default_rng(seed_of("rest", subset, kind)), []
         for path in shards:
-            kept = [
-                g
-                for g in read_shard(path)
-                if "." not in g.name and len(g.numbers) <= options.atoms and bool(g.charge) == options.charged
-            ]
+            kept = _alone(path, options)
             found += [kept[k] for k in rng.permutation(len(kept))[: 1 + most // 10]]  # of ten shards or more
             if len(found) >= most:
                 break
         if found:
             write_shard(options.output / f"{subset}-{kind}-0000.npz", found[:most])
         print(f"{subset} {kind}: {len(found[:most])} geometries")
+
+
+def _alone(path: Path, options: argparse.Namespace) -> list[Geometry]:
+    """The single molecules of a shard, with or without a charge."""
+    return [
+        geometry
+        for geometry in read_shard(path)
+        if "." not in geometry.name
+        and len(geometry.numbers) <= options.atoms
+        and bool(geometry.charge) == options.charged
+    ]
+
+
+def ways(options: argparse.Namespace) -> None:
+    """Write molecules of the training with a proton at places of its way to another atom, one way of each molecule."""
+    found: dict[str, list[Geometry]] = {}
+    for path in sorted(options.folder.glob("train-conformers-*.npz"), key=lambda path: seed_of("ways", path.name)):
+        rng = np.random.default_rng(seed_of("ways", path.stem))
+        for geometry in _alone(path, options):
+            if geometry.name not in found and (places := ways_of(geometry, rng)):
+                found[geometry.name] = places
+        if sum(map(len, found.values())) >= options.number:
+            break
+    geometries = [geometry for places in found.values() for geometry in places][: options.number]
+    options.output.mkdir(parents=True, exist_ok=True)
+    if geometries:
+        write_shard(options.output / "train-ways-0000.npz", geometries)
+    print(f"{len(geometries)} geometries of {len(found)} molecules")
 
 
 def main() -> None:
@@ -359,14 +388,16 @@ def main() -> None:
     other.add_argument("folder", type=Path, help="shards and lines of `energies`")
     other.add_argument("output", type=Path, help="folder")
     other.add_argument("--start", required=True, help="the model that a training starts from")
-    third = verbs.add_parser("rest", help=rest.__doc__)
-    third.add_argument("folder", type=Path, help="of geometries.py")
-    third.add_argument("output", type=Path, help="folder")
-    third.add_argument("--number", type=int, default=5000, help="of geometries, at most")
-    third.add_argument("--charged", action="store_true", help="ions, instead of molecules without charge")
-    third.add_argument("--atoms", type=int, default=30, help="of a geometry, at most")
+    of_geometries = {"rest": rest, "ways": ways}
+    for verb, function in of_geometries.items():
+        third = verbs.add_parser(verb, help=function.__doc__)
+        third.add_argument("folder", type=Path, help="of geometries.py")
+        third.add_argument("output", type=Path, help="folder")
+        third.add_argument("--number", type=int, default=5000, help="of geometries, at most")
+        third.add_argument("--charged", action="store_true", help="ions, instead of molecules without charge")
+        third.add_argument("--atoms", type=int, default=30, help="of a geometry, at most")
     options = parser.parse_args()
-    {"energies": energies, "labels": labels, "rest": rest}[options.verb](options)
+    {"energies": energies, "labels": labels, **of_geometries}[options.verb](options)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ GEMINAL = 2.1  # Å, for two on one atom, as the oxygens of a carboxyl group
 THERMAL = 0.03  # Å, of all atoms
 CLEAR = 1.35  # Å, from the proton to other atoms
 FRACTIONS = -0.15, 1.05  # of the way; below 0: too near the atom that it comes from
+PLACES, STEP, SIDEWAYS = 3, 0.03, 0.12  # of a way: pairs of places, Å between those of a pair, Å beside the line
 CLASH = 0.62  # least distance of two molecules, relative to the sums of van der Waals radii
 ORIENTATIONS = 24  # tried for each dimer
 
@@ -77,6 +78,33 @@ def moved(geometry: Geometry, h: int, d: int, a: int, rng: np.random.Generator) 
             positions[h] = place
             return geometry._replace(positions=positions)
     return None
+
+
+def ways(geometry: Geometry, rng: np.random.Generator) -> list[Geometry]:
+    """The molecule with one of its protons at places of its way to an acceptor, in pairs STEP apart along the way; no
+    other atom moves. [] if no acceptor is near.
+
+    A network can have peaks of the force that are narrower than the distances between random structures. Two places of
+    a pair differ by the force there.
+    """
+    triples, found = within(geometry, sites(geometry)), []
+    if not triples:
+        return []
+    h, d, a = triples[rng.integers(len(triples))]
+    line = geometry.positions[a] - geometry.positions[d]
+    apart = float(np.linalg.norm(line))
+    line = line / apart
+    begin, end = HEAVY[int(geometry.numbers[d])], apart - HEAVY[int(geometry.numbers[a])]
+    others = np.delete(geometry.positions, [h, d, a], axis=0)
+    for _ in range(PLACES):
+        along = begin + rng.uniform(*FRACTIONS) * (end - begin)
+        centre = geometry.positions[d] + along * line + SIDEWAYS * rng.normal() * across(line, rng)[0]
+        if with_room(centre[None], others, CLEAR) is not None:
+            for step in (-STEP / 2, STEP / 2):
+                positions = geometry.positions.copy()
+                positions[h] = centre + step * line
+                found.append(geometry._replace(positions=positions))
+    return found
 
 
 def across(line: np.ndarray, rng: np.random.Generator) -> np.ndarray:

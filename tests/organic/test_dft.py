@@ -308,6 +308,26 @@ def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
         assert found == {f"train-{kind}-0000": [name] for kind in ("dimers", "substitutions", "water")}
 
 
+@pytest.mark.parametrize("charged", [False, True])
+def test_molecules_with_a_proton_on_its_way(dft, geometry, scripts, tmp_path, charged):
+    """One way of each single molecule that has one, without or with a charge; no pairs, and none of validation."""
+    shards = scripts("shards")
+    positions = np.array([
+        [-1.3, 0.0, 0], [-1.2, 1.24, 0], [0.05, 1.95, 0], [1.2, 1.28, 0], [1.3, 0.0, 0], [0.33, -0.25, 0],
+        [-2.1, 1.85, 0], [0.05, 3.03, 0], [2.15, 1.8, 0],
+    ])  # fmt: skip
+    aldehyde = geometry("O=CC=CO", [8, 6, 6, 6, 8, 1, 1, 1, 1], positions)
+    given = [aldehyde, aldehyde, aldehyde._replace(name="O.C=CC=O"), aldehyde._replace(name="ion", charge=-1),
+             geometry("O", [8, 1, 1], WATER)]  # fmt: skip
+    for subset in ("train", "validation"):
+        shards.write_shard(tmp_path / f"{subset}-conformers-0000.npz", given)
+    options = SimpleNamespace(folder=tmp_path, output=tmp_path / "ways", number=30, atoms=10, charged=charged)
+    dft.ways(options)
+    assert [path.name for path in options.output.iterdir()] == ["train-ways-0000.npz"]
+    found = list(shards.read_shard(options.output / "train-ways-0000.npz"))
+    assert {g.name for g in found} == {"ion" if charged else "O=CC=CO"} and 2 <= len(found) <= 6
+
+
 def test_density_functional_theory(dft, geometry):
     """Two atoms of hydrogen, 0.8 Å apart: near −1.17 hartree, and forces are the slope of the energy; with an electron
     too few they are refused."""

@@ -65,3 +65,31 @@ def test_a_proton_goes_around_other_atoms(scripts):
     found = [protons.moved(acid, 3, 1, 2, rng) for _ in range(20)]
     found = [made.positions for made in found if made is not None]
     assert len(found) > 10 and min(np.linalg.norm(p[3] - p[0]) for p in found) >= protons.CLEAR
+
+
+def malonaldehyde(shards, scale=1.0):
+    """O=C–C=C–O–H, planar, its oxygens 2.6 Å apart."""
+    positions = np.array([
+        [-1.3, 0.0, 0], [-1.2, 1.24, 0], [0.05, 1.95, 0], [1.2, 1.28, 0], [1.3, 0.0, 0], [0.33, -0.25, 0],
+        [-2.1, 1.85, 0], [0.05, 3.03, 0], [2.15, 1.8, 0],
+    ])  # fmt: skip
+    return shards.Geometry("O=CC=CO", np.array([8, 6, 6, 6, 8, 1, 1, 1, 1]), scale * positions, 0)
+
+
+def test_ways_of_a_proton(scripts):
+    """Pairs of places along the way, and no other atom moves; none without an acceptor that is near."""
+    shards, protons = scripts("shards"), scripts("protons")
+    start = malonaldehyde(shards)
+    found = [g for seed in range(20) for g in protons.ways(start, np.random.default_rng(seed))]
+    again = [g for seed in range(20) for g in protons.ways(start, np.random.default_rng(seed))]
+    assert 40 < len(found) <= 20 * 2 * protons.PLACES
+    line = (start.positions[0] - start.positions[4]) / 2.6
+    for one, other, same in zip(found[::2], found[1::2], again[::2], strict=True):
+        np.testing.assert_array_equal(one.positions, same.positions)
+        for geometry in (one, other):
+            np.testing.assert_array_equal(np.delete(geometry.positions, 5, 0), np.delete(start.positions, 5, 0))
+        np.testing.assert_allclose(other.positions[5] - one.positions[5], protons.STEP * line, atol=1e-12)
+        assert -0.12 < (one.positions[5] - start.positions[4]) @ line - 0.97 < 0.71
+    reached = [(one.positions[5] - start.positions[4]) @ line for one in found]
+    assert min(reached) < 1.1 < 1.5 < max(reached)
+    assert protons.ways(malonaldehyde(shards, 3.0), np.random.default_rng(3)) == []
