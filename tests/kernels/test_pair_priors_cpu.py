@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -12,6 +11,8 @@ from torchmdnet2 import System
 from torchmdnet2.potential.graph import sum_over_systems
 
 pytest.importorskip("numba")
+import numba
+
 from torchmdnet2.kernels.interfaces import CpuRows, CpuSums
 from torchmdnet2.priors.pair_kernels.cpu import make_cpu_term
 

@@ -18,8 +18,8 @@ from ...kernels.compiling_cpu import kernel
 from ...kernels.interfaces import Array, CpuRows, CpuSums, CpuTerm, CpuTermOf
 from ...system import System
 from ...units import COULOMB
-from ..pair_kernels.cpu import KERNELS, inline
-from ..pair_kernels.parameters import PairParameters, ewald_parameters
+from ..pair_kernels.cpu import KERNELS, inline, limit, members_of_structures
+from ..pair_kernels.parameters import ewald_parameters
 from .coulomb import Coulomb
 from .ewald import mesh_sizes, order_and_spacing, require_all_or_none, spline_moduli
 
@@ -60,16 +60,15 @@ class CpuParticleMeshTermOf(CpuTermOf):
         self._meshes = [_Mesh(b, np.flatnonzero(batch == b), alpha, order, spacing) for b in numbers]
         self._meshes = [mesh for mesh in self._meshes if len(mesh.atoms)]
         # pairs of molecules: those of an atom in a cell are an empty range
-        end = np.bincount(batch, minlength=system.num_systems).cumsum()
-        first, last = (end - np.bincount(batch, minlength=system.num_systems))[batch], end[batch]
-        last[self._in_cells > 0] = first[self._in_cells > 0]
-        self._of_molecules = first, last, np.argsort(batch, kind="stable")
+        first, last, members = members_of_structures(system)
+        self._of_molecules = first, np.where(self._in_cells > 0, first, last), members
         self._key, self._table, self._unused = np.arange(n), np.zeros((n, 3)), np.zeros(n)
 
     def add(
         self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None, cell: Array | None = None
     ) -> None:
         assert rows is not None and cell is not None
+        pos = np.asarray(pos, np.float64)
         q = charges if self._charges is None else self._charges
         assert q is not None
         slope = sums.charge_slope if self._charges is None else self._unused
@@ -79,12 +78,12 @@ class CpuParticleMeshTermOf(CpuTermOf):
         # without value and slope at the cutoff a shifted force is (erfc(α d) − 1 + f(d))/d
         constants = lower, inverse, short.constants[2], 0.0, 0.0, short.cutoff
         KERNELS["shifted_force"](
-            len(pos), rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, short.strength, short.cutoff,
-            constants, short.mode, *last,
+            len(pos), rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, short.strength,
+            limit(rows, short.cutoff), constants, short.mode, *last,
         )  # fmt: skip
-        if len(self._of_molecules[2]) and not self._in_cells.all():
+        if not self._in_cells.all():
             self._table[:, 0] = q
-            all_pairs: PairParameters = self._molecules
+            all_pairs = self._molecules
             KERNELS["all_pairs"](
                 len(pos), *self._of_molecules, pos, self._key, self._table, all_pairs.strength, all_pairs.constants,
                 all_pairs.mode, *last,
@@ -113,23 +112,22 @@ class _Mesh:
         sizes = tuple(mesh_sizes(torch.from_numpy(cell), self._order, self._spacing))
         if sizes != self._sizes:
             moduli = [spline_moduli(size, self._order, torch.device("cpu")).numpy() for size in sizes]
-            self._sizes, self._moduli = sizes, np.concatenate(moduli)
-            self._charge = torch.empty(sizes, dtype=torch.float64)
-            self._parts = np.empty((sizes[0], 6))
+            self._moduli, self._charge, self._parts = np.concatenate(moduli), np.empty(sizes), np.empty((sizes[0], 6))
+            self._sizes = sizes
 
     def add(self, pos: Array, cell: Array, q: Array, energy: Array, forces: Array, virial: Array, slope: Array) -> None:
         """Add the long-range, self and background energies [N] with their forces, virial and dE/dq.
 
         Args:
-            pos: [N, 3] Å; cell: [3, 3] Å; q: [N] e.
+            pos: [N, 3] Å, cell: [3, 3] Å, float64; q: [N] e.
             energy, forces, virial, slope: as `CpuSums`.
         """
         self._resize(cell)
         n, sizes, inverse, alpha = len(self.atoms), self._sizes, np.linalg.inv(cell), self._alpha
-        volume, charge = abs(np.linalg.det(cell)), self._charge.numpy()
+        volume = abs(np.linalg.det(cell))
         splines(n, self.atoms, pos, inverse, np.array(sizes), self._first, self._weights)
-        spread(sizes[0], self.atoms, q, self._first, self._weights, charge)
-        waves = torch.view_as_real(torch.fft.rfftn(self._charge))
+        spread(sizes[0], self.atoms, q, self._first, self._weights, self._charge)
+        waves = torch.view_as_real(torch.fft.rfftn(torch.from_numpy(self._charge)))
         influence(sizes[0], waves.numpy(), inverse, volume, alpha, sizes[2], self._moduli, self._parts)
         potential = torch.fft.irfftn(torch.view_as_complex(waves), s=sizes, norm="forward").numpy()
         background = math.pi / (volume * alpha**2) * float(q[self.atoms].sum())
@@ -149,7 +147,8 @@ class _Mesh:
 
 @kernel
 def splines(begin, stop, atoms, pos, inverse, sizes, first, weights):
-    """Write of atoms the mesh point `first` [n, 3] and weights [2, n, 3, p] of the points first − k, and their slopes.
+    """Write, for each atom, its mesh point `first` [n, 3], and the weights of the points first − k with their slopes,
+    weights [2, n, 3, p].
 
     The recursion is that of `ewald._spline`, here in place from the last k on, since each needs k and k − 1.
     """
@@ -159,17 +158,17 @@ def splines(begin, stop, atoms, pos, inverse, sizes, first, weights):
         for axis in range(3):
             u = 0.0
             for b in range(3):
-                u += np.float64(pos[a, b]) * inverse[b, axis]
+                u += pos[a, b] * inverse[b, axis]
             u *= sizes[axis]
             whole = math.floor(u)
             t = u - whole
             first[i, axis] = int(whole) % sizes[axis]
-            w, turn = weights[0, i, axis], weights[1, i, axis]
+            w, slope = weights[0, i, axis], weights[1, i, axis]
             w[0], w[1] = t, 1 - t
             for n in range(3, order + 1):
                 if n == order:
                     for k in range(n):
-                        turn[k] = (w[k] if k < n - 1 else 0.0) - (w[k - 1] if k > 0 else 0.0)
+                        slope[k] = (w[k] if k < n - 1 else 0.0) - (w[k - 1] if k > 0 else 0.0)
                 for k in range(n - 1, -1, -1):
                     here = w[k] if k < n - 1 else 0.0
                     before = w[k - 1] if k > 0 else 0.0
@@ -204,13 +203,13 @@ def spread(begin, stop, atoms, q, first, weights, charge):
 
 @kernel
 def influence(begin, stop, waves, inverse, volume, alpha, size_z, moduli, parts):
-    """Multiply planes of the transform by `ewald._influence`; write parts [M_1, 6] of the virial of charges 1/e.
+    """Multiply planes of the transform by `ewald._influence`; write parts of the virial.
 
     Args:
         waves: [M_1, M_2, M_3/2 + 1, 2], the transform of the charges, then of the potential.
         moduli: [M_1 + M_2 + M_3].
-        parts: Σ S² I (2 k_a k_b (1/k² + 1/4α²) − δ_ab) of each plane, xx yy zz yz xz xy: under strain of positions and
-            cell only I changes.
+        parts: [M_1, 6] twice the virial, in e²/Å: Σ |S|² I (2 k_a k_b (1/k² + 1/4α²) − δ_ab) of each plane, xx yy zz yz
+            xz xy. Under strain of positions and cell only I changes.
     """
     size, size_y, half = waves.shape[:3]
     for x in range(begin, stop):
@@ -232,13 +231,13 @@ def influence(begin, stop, waves, inverse, volume, alpha, size_z, moduli, parts)
                 waves[x, y, z, 0], waves[x, y, z, 1] = re * strength, im * strength
                 # waves between the first and the last plane stand for their opposites too
                 part = (re * re + im * im) * strength * (1.0 if z == 0 or 2 * z == size_z else 2.0)
-                turn = 2 * part * (1 / k2 + 1 / (4 * alpha * alpha))
-                s0 += turn * kx * kx - part
-                s1 += turn * ky * ky - part
-                s2 += turn * kz * kz - part
-                s3 += turn * ky * kz
-                s4 += turn * kx * kz
-                s5 += turn * kx * ky
+                along = 2 * part * (1 / k2 + 1 / (4 * alpha * alpha))
+                s0 += along * kx * kx - part
+                s1 += along * ky * ky - part
+                s2 += along * kz * kz - part
+                s3 += along * ky * kz
+                s4 += along * kx * kz
+                s5 += along * kx * ky
         parts[x, 0], parts[x, 1], parts[x, 2], parts[x, 3], parts[x, 4], parts[x, 5] = s0, s1, s2, s3, s4, s5
 
 
@@ -247,7 +246,8 @@ def gather(begin, stop, atoms, q, inverse, first, weights, potential, strength, 
     """Add energies, forces and dE/dq of atoms from the potential [M_1, M_2, M_3] in e/Å.
 
     Args:
-        strength: of Coulomb's law, eV Å; own, background: what the potential is lowered by, of a charge e and in e/Å.
+        strength: of Coulomb's law, eV Å/e².
+        own: potential of a unit charge's own smooth charge, 1/Å; background: of the neutralising background, e/Å.
     """
     order = weights.shape[3]
     size_x, size_y, size_z = potential.shape

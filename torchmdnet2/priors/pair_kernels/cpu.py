@@ -39,7 +39,9 @@ __all__ = [
     "dispersion",
     "inline",
     "length",
+    "limit",
     "make_cpu_term",
+    "members_of_structures",
     "pair_potential",
     "reaction_field",
     "shifted_force",
@@ -87,7 +89,7 @@ class CpuPairTermOf(CpuTermOf):
             self._table[:, : numbers.shape[1]] = numbers.numpy()
         self._unused = np.zeros(n)
         self._constants = tuple(c.numpy() if isinstance(c, Tensor) else c for c in parameters.constants)
-        self._all = None if math.isfinite(parameters.cutoff) else _atoms_of_structures(system)
+        self._all = None if math.isfinite(parameters.cutoff) else _all_of_molecules(system)
 
     def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
         p = self._parameters
@@ -110,7 +112,7 @@ class CpuPairTermOf(CpuTermOf):
         else:
             KERNELS[p.radial](
                 len(rows.row_ptr) - 1, rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, p.strength,
-                _limit(rows, p.cutoff), self._constants, p.mode, *last,
+                limit(rows, p.cutoff), self._constants, p.mode, *last,
             )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ class CpuD3TermOf(CpuTermOf):
         self._elements, self._reference = array(parameters.elements), array(parameters.reference)
         self._c6 = array(parameters.c6)
         self._none, self._none64 = np.empty((0, 3), np.float32), np.empty((0, 3))
-        self._all = None if math.isfinite(parameters.cutoff) else _atoms_of_structures(system)
+        self._all = None if math.isfinite(parameters.cutoff) else _all_of_molecules(system)
         self._weights, self._mixed = np.empty((n, 8)), np.empty((n, len(self._reference), 2, 8))
         self._by_coordination = np.empty(n)
 
@@ -154,7 +156,7 @@ class CpuD3TermOf(CpuTermOf):
         else:
             pairs = rows.row_ptr[:-1], rows.row_ptr[1:], rows.sender, rows.vectors, self._none64, True
         edges = len(pairs[0]), *pairs, self._z, self._elements
-        limits = _FAR if rows is None else _limit(rows, p.cutoff), p.start, p.inverse
+        limits = _FAR if rows is None else limit(rows, p.cutoff), p.start, p.inverse
         coordination(*edges, self._reference, self._c6, *limits, self._weights, self._mixed)
         _send(exchange, self._weights)
         dispersion(
@@ -165,13 +167,17 @@ class CpuD3TermOf(CpuTermOf):
         coordination_forces(*edges, self._by_coordination, *limits, sums.energy, sums.forces, sums.virial)
 
 
-def _atoms_of_structures(system: System) -> tuple[Array, Array, Array]:
+def members_of_structures(system: System) -> tuple[Array, Array, Array]:
     """Return, for each atom, the first and last + 1 of its structure's atoms in a list; and the list."""
-    require_molecules(system)
     batch = system.batch.numpy()
     end = np.bincount(batch, minlength=system.num_systems).cumsum()
     start = np.concatenate([[0], end[:-1]])
     return start[batch], end[batch], np.argsort(batch, kind="stable")
+
+
+def _all_of_molecules(system: System) -> tuple[Array, Array, Array]:
+    require_molecules(system)
+    return members_of_structures(system)
 
 
 def _send(exchange: Exchange | None, rows: Array) -> None:
@@ -181,7 +187,7 @@ def _send(exchange: Exchange | None, rows: Array) -> None:
         rows[n:] = exchange.forward(torch.from_numpy(rows[:n])).numpy()
 
 
-def _limit(rows: CpuRows, cutoff: float) -> float:
+def limit(rows: CpuRows, cutoff: float) -> float:
     """Return the distance in Å from which edges do not count; rows of the term's list end exactly at its cutoff."""
     return _FAR if rows.cutoff <= cutoff else cutoff
 
