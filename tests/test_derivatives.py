@@ -18,7 +18,7 @@ from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import UndeterminedEnergyWarning, UntrainedChargeWarning
 from torchmdnet2.models.tensornet import model as tensor_algebra
-from torchmdnet2.potential import dipole
+from torchmdnet2.potential import graph
 
 STEP = 1e-4
 FURTHER = {
@@ -269,7 +269,7 @@ def test_backward_through_energy_and_forces():
 def test_nothing_of_a_transform_is_kept():
     """Constants that are made once must not belong to the transform within which they were made."""
     tensor_algebra._part_of_component.cache_clear()
-    dipole._atomic_masses.cache_clear()
+    graph._atomic_masses.cache_clear()
     made = tiny_potential(properties=[{"name": "dipole"}])
     system = System.from_ase(molecule("H2O"))
     hessian(lambda pos: made(system.replace(pos=pos)).energy.sum())(system.pos)
