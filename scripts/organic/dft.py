@@ -28,8 +28,8 @@ and molecules by themselves agree with each other.
 Pairs are not among them: the start is wrong there. Labels of ions are used for forces and charges only. The start is
 wrong for hydrogen shifts, too; they are among them, because there are few labels of them.
 
-`ways` writes such molecules with a proton at places of its way within the molecule, for labels of the teacher: its
-energy is smooth there, and that of the start is not.
+`ways` moves a proton of single molecules to places between its atom and an acceptor in the same molecule. The teacher
+labels them: its energy is smooth there, and that of the start is not.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -357,7 +357,7 @@ def _alone(path: Path, options: argparse.Namespace) -> list[Geometry]:
 
 
 def ways(options: argparse.Namespace) -> None:
-    """Write molecules of the training with a proton at places of its way to another atom, one way of each molecule."""
+    """Write molecules of the training with a proton between two atoms, with one acceptor for each molecule."""
     found: dict[str, list[Geometry]] = {}
     for path in sorted(options.folder.glob("train-conformers-*.npz"), key=lambda path: seed_of("ways", path.name)):
         rng = np.random.default_rng(seed_of("ways", path.stem))

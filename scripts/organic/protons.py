@@ -65,11 +65,7 @@ def moved(geometry: Geometry, h: int, d: int, a: int, rng: np.random.Generator) 
     Where another atom is nearer than `CLEAR`, the proton goes around it; None if it cannot.
     """
     positions = geometry.positions + rng.normal(0, THERMAL, geometry.positions.shape)
-    line = positions[a] - positions[d]
-    apart = float(np.linalg.norm(line))
-    line = line / apart
-    begin, end = HEAVY[int(geometry.numbers[d])], apart - HEAVY[int(geometry.numbers[a])]
-    centre = positions[d] + line * (begin + rng.uniform(*FRACTIONS) * (end - begin))
+    centre, line = on_the_line(geometry.numbers, positions, d, a, rng)
     others = np.delete(positions, [h, d, a], axis=0)
     sideways = across(line, rng)
     for offset in (0.0, 0.25, 0.5, 0.75, 1.0):
@@ -80,25 +76,33 @@ def moved(geometry: Geometry, h: int, d: int, a: int, rng: np.random.Generator) 
     return None
 
 
-def ways(geometry: Geometry, rng: np.random.Generator) -> list[Geometry]:
-    """The molecule with one of its protons at places of its way to an acceptor, in pairs STEP apart along the way; no
-    other atom moves. [] if no acceptor is near.
+def on_the_line(
+    numbers: np.ndarray, positions: np.ndarray, d: int, a: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """A random place [3] of a proton on the line from donor to acceptor, and the direction [3] of the line."""
+    line = positions[a] - positions[d]
+    apart = float(np.linalg.norm(line))
+    line = line / apart
+    begin, end = HEAVY[int(numbers[d])], apart - HEAVY[int(numbers[a])]
+    return positions[d] + line * (begin + rng.uniform(*FRACTIONS) * (end - begin)), line
 
-    A network can have peaks of the force that are narrower than the distances between random structures. Two places of
-    a pair differ by the force there.
+
+def ways(geometry: Geometry, rng: np.random.Generator) -> list[Geometry]:
+    """The molecule with one of its protons near the line to an acceptor, at up to PLACES pairs of places.
+
+    The two places of a pair are STEP apart along the line, and no other atom moves. [] if no acceptor is near.
+
+    A network can have peaks of the force that are narrower than the distances between random structures. The energies
+    of a pair differ by the force between its places.
     """
     triples, found = within(geometry, sites(geometry)), []
     if not triples:
         return []
     h, d, a = triples[rng.integers(len(triples))]
-    line = geometry.positions[a] - geometry.positions[d]
-    apart = float(np.linalg.norm(line))
-    line = line / apart
-    begin, end = HEAVY[int(geometry.numbers[d])], apart - HEAVY[int(geometry.numbers[a])]
     others = np.delete(geometry.positions, [h, d, a], axis=0)
     for _ in range(PLACES):
-        along = begin + rng.uniform(*FRACTIONS) * (end - begin)
-        centre = geometry.positions[d] + along * line + SIDEWAYS * rng.normal() * across(line, rng)[0]
+        centre, line = on_the_line(geometry.numbers, geometry.positions, d, a, rng)
+        centre = centre + SIDEWAYS * rng.normal() * across(line, rng)[0]
         if with_room(centre[None], others, CLEAR) is not None:
             for step in (-STEP / 2, STEP / 2):
                 positions = geometry.positions.copy()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchmdnet2 import System
+from torchmdnet2.kernels.interfaces import CpuRows, CpuSums, CpuTermOf
 from torchmdnet2.neighbors import NeighborList
 from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.potential.prior import Prior
@@ -129,6 +131,21 @@ def reference(prior: Prior, atoms: System) -> dict[str, Tensor]:
     gradients = torch.autograd.grad(energies.sum(), wanted, allow_unused=True, materialize_grads=True)
     slope = torch.zeros(atoms.num_atoms).double() if charges is None else gradients[2]
     return {"energy": energies.detach(), "forces": -gradients[0], "virial": gradients[1], "slope": slope}
+
+
+def cpu_sums(
+    term: CpuTermOf, prior: Prior, atoms: System, found: NeighborList | None, times: int = 1, **more: Any
+) -> CpuSums:
+    """Sums of a term of the CPU that was added so many times; more: for `CpuTermOf.add`."""
+    rows = None
+    if found is not None:
+        vectors = found.vectors(atoms).float().numpy()
+        rows = CpuRows(found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors, found.cutoff)
+    charges, n = charges_of(prior, atoms), atoms.num_atoms
+    sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+    for _ in range(times):
+        term.add(atoms.pos.numpy(), rows, sums, None if charges is None else charges.detach().numpy(), **more)
+    return sums
 
 
 def lists(prior: Prior, atoms: System) -> dict[str, NeighborList | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pair_prior_cases import ELEMENTS, charges_of, lists, priors, reference, system, systems
+from pair_prior_cases import ELEMENTS, cpu_sums, lists, priors, reference, system, systems
 
 from torchmdnet2 import System
 from torchmdnet2.potential.graph import sum_over_systems
@@ -13,7 +13,6 @@ from torchmdnet2.potential.graph import sum_over_systems
 pytest.importorskip("numba")
 import numba
 
-from torchmdnet2.kernels.interfaces import CpuRows, CpuSums
 from torchmdnet2.priors.pair_kernels.cpu import make_cpu_term
 
 PRIORS = priors()
@@ -22,17 +21,7 @@ CASES = [(name, kind) for name, prior in PRIORS.items() for kind in systems(prio
 
 def run(prior, atoms, found, times=1):
     """Sums of a term that was added so many times."""
-    composition = make_cpu_term(prior, ELEMENTS).prepare(atoms)
-    rows = None
-    if found is not None:
-        vectors = found.vectors(atoms).float().numpy()
-        rows = CpuRows(found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors, found.cutoff)
-    charges = charges_of(prior, atoms)
-    n = atoms.num_atoms
-    sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
-    for _ in range(times):
-        composition.add(atoms.pos.numpy(), rows, sums, None if charges is None else charges.detach().numpy())
-    return sums
+    return cpu_sums(make_cpu_term(prior, ELEMENTS).prepare(atoms), prior, atoms, found, times)
 
 
 @pytest.mark.parametrize("name, kind", CASES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pair_prior_cases import CHARGES, charges_of, mesh_batch, mesh_priors, reference, system
+from pair_prior_cases import CHARGES, cpu_sums, mesh_batch, mesh_priors, reference, system
 
 from torchmdnet2 import System
 from torchmdnet2.neighbors.pairs import pair_list
@@ -15,7 +15,6 @@ from torchmdnet2.priors import Coulomb
 pytest.importorskip("numba")
 import numba
 
-from torchmdnet2.kernels.interfaces import CpuRows, CpuSums
 from torchmdnet2.priors.coulomb.cpu import CpuParticleMeshTerm
 
 PRIORS = mesh_priors()
@@ -24,14 +23,7 @@ PRIORS = mesh_priors()
 def run(prior, atoms, prepared=None):
     """Sums of a term, for the structures that it was prepared for or for others with the same atoms."""
     term = prepared or CpuParticleMeshTerm(prior).prepare(atoms)
-    found = pair_list(atoms, prior.cutoff)
-    vectors = found.vectors(atoms).float().numpy()
-    rows = CpuRows(found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors, found.cutoff)
-    charges, n = charges_of(prior, atoms), atoms.num_atoms
-    sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
-    given = None if charges is None else charges.detach().numpy()
-    term.add(atoms.pos.numpy(), rows, sums, given, cell=atoms.cell.numpy())
-    return sums
+    return cpu_sums(term, prior, atoms, pair_list(atoms, prior.cutoff), cell=atoms.cell.numpy())
 
 
 def require_reference(prior, atoms, sums):

@@ -25,6 +25,15 @@ def molecules(scripts):
     return [*waters, shards.Geometry("OH", np.array([8, 1]), water[:2], -1)]
 
 
+def malonaldehyde(shards, scale=1.0):
+    """O=C–C=C–O–H, planar, its oxygens 2.6 Å apart."""
+    positions = np.array([
+        [-1.3, 0.0, 0], [-1.2, 1.24, 0], [0.05, 1.95, 0], [1.2, 1.28, 0], [1.3, 0.0, 0], [0.33, -0.25, 0],
+        [-2.1, 1.85, 0], [0.05, 3.03, 0], [2.15, 1.8, 0],
+    ])  # fmt: skip
+    return shards.Geometry("O=CC=CO", np.array([8, 6, 6, 6, 8, 1, 1, 1, 1]), scale * positions, 0)
+
+
 def springs(scripts):
     """A teacher: springs of 1 Å between all atoms, 5 eV/Å², and charges that are even."""
     teachers = scripts("teachers")

@@ -13,7 +13,7 @@ import torch
 import yaml
 from ase.build import molecule
 from ase.units import Bohr, Hartree
-from organic_world import FOLDER
+from organic_world import FOLDER, malonaldehyde
 
 from torchmdnet2 import load
 from torchmdnet2.data import open_dataset
@@ -312,11 +312,7 @@ def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
 def test_molecules_with_a_proton_on_its_way(dft, geometry, scripts, tmp_path, charged):
     """One way of each single molecule that has one, without or with a charge; no pairs, and none of validation."""
     shards = scripts("shards")
-    positions = np.array([
-        [-1.3, 0.0, 0], [-1.2, 1.24, 0], [0.05, 1.95, 0], [1.2, 1.28, 0], [1.3, 0.0, 0], [0.33, -0.25, 0],
-        [-2.1, 1.85, 0], [0.05, 3.03, 0], [2.15, 1.8, 0],
-    ])  # fmt: skip
-    aldehyde = geometry("O=CC=CO", [8, 6, 6, 6, 8, 1, 1, 1, 1], positions)
+    aldehyde = malonaldehyde(shards)
     given = [aldehyde, aldehyde, aldehyde._replace(name="O.C=CC=O"), aldehyde._replace(name="ion", charge=-1),
              geometry("O", [8, 1, 1], WATER)]  # fmt: skip
     for subset in ("train", "validation"):

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import torch
+from organic_world import malonaldehyde
 
 
 def test_a_job_without_good_frames(scripts, monkeypatch, tmp_path):
@@ -65,15 +66,6 @@ def test_a_proton_goes_around_other_atoms(scripts):
     found = [protons.moved(acid, 3, 1, 2, rng) for _ in range(20)]
     found = [made.positions for made in found if made is not None]
     assert len(found) > 10 and min(np.linalg.norm(p[3] - p[0]) for p in found) >= protons.CLEAR
-
-
-def malonaldehyde(shards, scale=1.0):
-    """O=C–C=C–O–H, planar, its oxygens 2.6 Å apart."""
-    positions = np.array([
-        [-1.3, 0.0, 0], [-1.2, 1.24, 0], [0.05, 1.95, 0], [1.2, 1.28, 0], [1.3, 0.0, 0], [0.33, -0.25, 0],
-        [-2.1, 1.85, 0], [0.05, 3.03, 0], [2.15, 1.8, 0],
-    ])  # fmt: skip
-    return shards.Geometry("O=CC=CO", np.array([8, 6, 6, 6, 8, 1, 1, 1, 1]), scale * positions, 0)
 
 
 def test_ways_of_a_proton(scripts):

@@ -22,7 +22,7 @@ from ..potential.graph import (
     centered_positions,
     pool,
     sum_over_systems,
-)  # fmt: skip
+)
 from ..priors.coulomb.coulomb import Electrostatics, Method
 from ..registry import HEADS
 from ..system import System

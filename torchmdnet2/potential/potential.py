@@ -29,7 +29,7 @@ from .graph import (
     atom_counts,
     charge_dipole,
     sum_over_systems,
-)  # fmt: skip
+)
 from .levels import Level, build_levels, chosen_level, levels_of
 from .novelty import Calibration
 from .output import CHARGES, RESULTS, SPREADS, Output

@@ -124,13 +124,13 @@ class _Mesh:
         """
         self._resize(cell)
         n, sizes, inverse, alpha = len(self.atoms), self._sizes, np.linalg.inv(cell), self._alpha
-        volume = abs(np.linalg.det(cell))
+        volume, total = abs(np.linalg.det(cell)), float(q[self.atoms].sum())
         splines(n, self.atoms, pos, inverse, np.array(sizes), self._first, self._weights)
         spread(sizes[0], self.atoms, q, self._first, self._weights, self._charge)
         waves = torch.view_as_real(torch.fft.rfftn(torch.from_numpy(self._charge)))
         influence(sizes[0], waves.numpy(), inverse, volume, alpha, sizes[2], self._moduli, self._parts)
         potential = torch.fft.irfftn(torch.view_as_complex(waves), s=sizes, norm="forward").numpy()
-        background = math.pi / (volume * alpha**2) * float(q[self.atoms].sum())
+        background = math.pi / (volume * alpha**2) * total
         own = 2 * alpha / math.sqrt(math.pi)
         gather(
             n, self.atoms, q, inverse, self._first, self._weights, potential, COULOMB, own, background, energy, forces,
@@ -138,7 +138,7 @@ class _Mesh:
         )  # fmt: skip
         # that of the structure goes to its first row
         xx, yy, zz, yz, xz, xy = self._parts.sum(0) * (COULOMB / 2)
-        xx, yy, zz = np.array([xx, yy, zz]) + COULOMB / 2 * background * float(q[self.atoms].sum())
+        xx, yy, zz = np.array([xx, yy, zz]) + COULOMB / 2 * background * total
         virial[self.atoms[0]] += xx, xy, xz, xy, yy, yz, xz, yz, zz
 
 
