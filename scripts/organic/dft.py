@@ -357,20 +357,22 @@ def _alone(path: Path, options: argparse.Namespace) -> list[Geometry]:
 
 
 def ways(options: argparse.Namespace) -> None:
-    """Write molecules of the training with a proton between two atoms, with one acceptor for each molecule."""
-    found: dict[str, list[Geometry]] = {}
+    """Write molecules of the training with a proton between two atoms, with one acceptor for each conformer."""
+    conformers: dict[str, list[list[Geometry]]] = defaultdict(list)
     for path in sorted(options.folder.glob("train-conformers-*.npz"), key=lambda path: seed_of("ways", path.name)):
-        rng = np.random.default_rng(seed_of("ways", path.stem))
+        rng = np.random.default_rng(seed_of("ways", path.stem, options.seed))
         for geometry in _alone(path, options):
-            if geometry.name not in found and (places := ways_of(geometry, rng)):
-                found[geometry.name] = places
-        if sum(map(len, found.values())) >= options.number:
+            found = conformers[geometry.name]
+            if len(found) < options.conformers and (places := ways_of(geometry, rng)):
+                found.append(places)
+        if sum(len(places) for found in conformers.values() for places in found) >= options.number:
             break
-    geometries = [geometry for places in found.values() for geometry in places][: options.number]
+    geometries = [geometry for found in conformers.values() for places in found for geometry in places]
+    geometries = geometries[: options.number]
     options.output.mkdir(parents=True, exist_ok=True)
     if geometries:
         write_shard(options.output / "train-ways-0000.npz", geometries)
-    print(f"{len(geometries)} geometries of {len(found)} molecules")
+    print(f"{len(geometries)} geometries of {sum(map(bool, conformers.values()))} molecules")
 
 
 def main() -> None:
@@ -396,6 +398,8 @@ def main() -> None:
         third.add_argument("--number", type=int, default=5000, help="of geometries, at most")
         third.add_argument("--charged", action="store_true", help="ions, instead of molecules without charge")
         third.add_argument("--atoms", type=int, default=30, help="of a geometry, at most")
+    third.add_argument("--conformers", type=int, default=1, help="of a molecule, at most")
+    third.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     {"energies": energies, "labels": labels, **of_geometries}[options.verb](options)
 

@@ -310,18 +310,26 @@ def test_what_stays_is_copied(dft, geometry, scripts, tmp_path):
 
 @pytest.mark.parametrize("charged", [False, True])
 def test_molecules_with_a_proton_on_its_way(dft, geometry, scripts, tmp_path, charged):
-    """One way of each single molecule that has one, without or with a charge; no pairs, and none of validation."""
+    """Ways of each single molecule that has one, without or with a charge; no pairs, and none of validation."""
     shards = scripts("shards")
     aldehyde = malonaldehyde(shards)
     given = [aldehyde, aldehyde, aldehyde._replace(name="O.C=CC=O"), aldehyde._replace(name="ion", charge=-1),
              geometry("O", [8, 1, 1], WATER)]  # fmt: skip
     for subset in ("train", "validation"):
         shards.write_shard(tmp_path / f"{subset}-conformers-0000.npz", given)
-    options = SimpleNamespace(folder=tmp_path, output=tmp_path / "ways", number=30, atoms=10, charged=charged)
-    dft.ways(options)
-    assert [path.name for path in options.output.iterdir()] == ["train-ways-0000.npz"]
-    found = list(shards.read_shard(options.output / "train-ways-0000.npz"))
-    assert {g.name for g in found} == {"ion" if charged else "O=CC=CO"} and 2 <= len(found) <= 6
+    places = {}
+    for conformers, seed in ((1, 0), (1, 1), (2, 0)):
+        options = SimpleNamespace(
+            folder=tmp_path, output=tmp_path / f"{conformers} {seed}", number=30, atoms=10, charged=charged,
+            conformers=conformers, seed=seed,
+        )  # fmt: skip
+        dft.ways(options)
+        assert [path.name for path in options.output.iterdir()] == ["train-ways-0000.npz"]
+        found = list(shards.read_shard(options.output / "train-ways-0000.npz"))
+        assert {g.name for g in found} == {"ion" if charged else "O=CC=CO"}
+        places[conformers, seed] = [g.positions.tolist() for g in found]
+    assert 2 <= len(places[1, 0]) <= 6 and places[1, 0] != places[1, 1]
+    assert len(places[2, 0]) == len(places[1, 0]) if charged else 4 <= len(places[2, 0]) <= 12  # one ion is given
 
 
 def test_density_functional_theory(dft, geometry):
