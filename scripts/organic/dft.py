@@ -7,6 +7,7 @@
     python scripts/organic/dft.py ways work/geometries work/ways --number 9000 --atoms 44
     python scripts/organic/label.py work/rest work/rest-labels --model r12.tmn --frames 0
     python scripts/organic/label.py work/ions work/ion-labels --model r12.tmn --frames 0
+    python scripts/organic/label.py work/ways work/way-labels --model m0.tmn,m1.tmn,m2.tmn,m3.tmn --frames 0
     python scripts/organic/distil.py scans torsions.npz work/scans --model r12.tmn --start r12.tmn
     torchmdnet2 train scripts/organic/dft.yaml --set init.file=r12.tmn
 

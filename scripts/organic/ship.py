@@ -44,15 +44,16 @@ NOT_FOR = (
     "substitutions at carbon and, with organic, of hydrogen shifts. Reaction energies beyond conformers and isomers."
 )
 FURTHER = (
-    "The network that was trained on the teacher was then trained on more: twice side by side, and twice again from "
-    "the mean of both, with more data. The weights are half of that mean and a quarter of each of the last two; "
-    "the configuration is that of one of these. Energies of 1,855 molecules, ions, groups of them and clusters of "
-    "water by density functional theory, ωB97M-D3(BJ)/def2-TZVPPD, and forces of 1,583 of them (PySCF and GPU4PySCF; "
-    "scripts/organic/dft): energies of ions and of reactions are at this level, whose diffuse functions the teacher "
-    "lacks. Relative energies of TorsionTest2000, ωB97X-D3(BJ)/def2-TZVPD (MIT licence, © 2025 Leif Jacobson): J. "
-    "Weber and others, arXiv:2505.06462. Labels of the first network for 33,000 structures, and of the teacher for "
-    "57,000. Dimers are bound too weakly by 0.4 kcal/mol on average (S66). The errors below are those of geometries as "
-    "built, without dynamics, beside the teacher."
+    "The network that was trained on the teacher was then trained on more, in several trainings side by side from the "
+    "mean weights of those before: the weights are the mean of six of them, and the configuration is that of one. "
+    "Energies of 1,855 molecules, ions, groups of them and clusters of water by density functional theory, "
+    "ωB97M-D3(BJ)/def2-TZVPPD, and forces of 1,583 of them (PySCF and GPU4PySCF; scripts/organic/dft): energies of "
+    "ions and of reactions are at this level, whose diffuse functions the teacher lacks. Relative energies of "
+    "TorsionTest2000, ωB97X-D3(BJ)/def2-TZVPD (MIT licence, © 2025 Leif Jacobson): J. Weber and others, "
+    "arXiv:2505.06462. Labels of earlier weights for 180,000 frames, and of the teacher for 600,000, among them "
+    "protons on their way between two atoms of a molecule or ion. Dimers are bound too weakly by 0.4 kcal/mol on "
+    "average (S66). "
+    "The errors below are those of geometries as built, without dynamics, beside the teacher."
 )
 NOT_CALIBRATED = " It does not say where it is not sure."
 
