@@ -38,8 +38,8 @@ USE = (
 )
 NOT_FOR = (
     "Radicals and other open shells, metals, other elements or charges. Bulk water, other liquids and crystals "
-    "without a comparison with experiment: they run, with lattice sums. Water by organic has about 0.86 g/cm³, 14 % "
-    "too low; the volumes of ten crystals change by −12 to +76 % with organic, and by −18 to +26 % with "
+    "without a comparison with experiment: they run, with lattice sums. Water by organic has about 0.91 g/cm³, 9 % "
+    "too low; the volumes of ten crystals change by −11 to +42 % with organic, and by −18 to +26 % with "
     "organic-small. Reactions: of transition states the training data have only those of shared protons, of "
     "substitutions at carbon and, with organic, of hydrogen shifts. Reaction energies beyond conformers and isomers."
 )
