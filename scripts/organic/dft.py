@@ -4,7 +4,7 @@
     python scripts/organic/dft.py labels work/dft work/dft-labels --start r12.tmn
     python scripts/organic/dft.py rest work/geometries work/rest --number 5000
     python scripts/organic/dft.py rest work/geometries work/ions --number 2000 --charged
-    python scripts/organic/dft.py ways work/geometries work/ways --number 9000 --atoms 44
+    python scripts/organic/dft.py ways work/geometries work/ways --number 30000 --atoms 46 --conformers 4 --charged
     python scripts/organic/label.py work/rest work/rest-labels --model r12.tmn --frames 0
     python scripts/organic/label.py work/ions work/ion-labels --model r12.tmn --frames 0
     python scripts/organic/label.py work/ways work/way-labels --model m0.tmn,m1.tmn,m2.tmn,m3.tmn --frames 0
@@ -29,8 +29,8 @@ and molecules by themselves agree with each other.
 Pairs are not among them: the start is wrong there. Labels of ions are used for forces and charges only. The start is
 wrong for hydrogen shifts, too; they are among them, because there are few labels of them.
 
-`ways` moves a proton of single molecules to places between its atom and an acceptor in the same molecule. The teacher
-labels them: its energy is smooth there, and that of the start is not.
+`ways` moves a proton of single molecules to places between its atom and an acceptor in the same molecule, with
+--charged of ions. The teacher labels them: its energy is smooth there, and that of the start is not.
 
 ωB97M-V without its nonlocal correlation (N. Mardirossian, M. Head-Gordon, J. Chem. Phys. 144, 214110 (2016)), and
 D3(BJ) instead (A. Najibi, L. Goerigk, J. Chem. Theory Comput. 14, 5725 (2018)).
@@ -370,10 +370,11 @@ def ways(options: argparse.Namespace) -> None:
             break
     geometries = [geometry for found in conformers.values() for places in found for geometry in places]
     geometries = geometries[: options.number]
+    molecules = {(geometry.name, geometry.charge) for geometry in geometries}
     options.output.mkdir(parents=True, exist_ok=True)
     if geometries:
         write_shard(options.output / "train-ways-0000.npz", geometries)
-    print(f"{len(geometries)} geometries of {sum(map(bool, conformers.values()))} molecules")
+    print(f"{len(geometries)} geometries of {len(molecules)} molecules")
 
 
 def main() -> None:
@@ -394,13 +395,14 @@ def main() -> None:
     of_geometries = {"rest": rest, "ways": ways}
     for verb, function in of_geometries.items():
         third = verbs.add_parser(verb, help=function.__doc__)
+        if verb == "ways":
+            third.add_argument("--conformers", type=int, default=1, help="of a molecule, at most")
+            third.add_argument("--seed", type=int, default=0, help="of the places; molecules stay the same")
         third.add_argument("folder", type=Path, help="of geometries.py")
         third.add_argument("output", type=Path, help="folder")
         third.add_argument("--number", type=int, default=5000, help="of geometries, at most")
         third.add_argument("--charged", action="store_true", help="ions, instead of molecules without charge")
         third.add_argument("--atoms", type=int, default=30, help="of a geometry, at most")
-    third.add_argument("--conformers", type=int, default=1, help="of a molecule, at most")
-    third.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     {"energies": energies, "labels": labels, **of_geometries}[options.verb](options)
 

@@ -1,4 +1,4 @@
-"""How smooth models are where a proton moves between N and O: second derivatives of the force along its way.
+"""How smooth models are where a proton moves between two of N and O: second derivatives of the force along its way.
 
     python scripts/organic/roughness.py work/geometries organic m0.tmn,m1.tmn,m2.tmn,m3.tmn
 
@@ -51,7 +51,7 @@ def ways(folder: Path, subset: str, atoms: int) -> Iterator[Way]:
 
 
 def way_of(geometry: Geometry, rng: np.random.Generator) -> Way | None:
-    """A proton of the molecule at places STEP apart; None if there is no acceptor, or no room."""
+    """One proton of the molecule, chosen at random, at places STEP apart; None if it has no acceptor, or no room."""
     z, x = geometry.numbers, geometry.positions
     triples = [t for t in within(geometry, sites(geometry)) if {int(z[t[1]]), int(z[t[2]])} <= {7, 8}]
     if not triples:
@@ -92,6 +92,8 @@ def main() -> None:
     found = list(ways(options.geometries, options.subset, options.atoms))
     kinds = {"ions": [way for way in found if way.geometry.charge],
              "molecules": [way for way in found if not way.geometry.charge]}  # fmt: skip
+    if not found:
+        raise SystemExit(f"{options.geometries}: no {options.subset}-conformers-*.npz has a way of a proton")
     print(f"{'model':24} {'kind':10} {'ways':>4}  second derivative of the force, eV/Å³: rms, median of ways, largest")
     for name in options.models:
         model = Model(name, options.device)

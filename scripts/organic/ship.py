@@ -44,8 +44,8 @@ NOT_FOR = (
     "substitutions at carbon and, with organic, of hydrogen shifts. Reaction energies beyond conformers and isomers."
 )
 FURTHER = (
-    "The network that was trained on the teacher was then trained on more, in several trainings side by side from the "
-    "mean weights of those before: the weights are the mean of six of them, and the configuration is that of one. "
+    "The network that was trained on the teacher was then trained on more. The weights are a weighted mean of six "
+    "further trainings, and the configuration is that of one of them. "
     "Energies of 1,855 molecules, ions, groups of them and clusters of water by density functional theory, "
     "ωB97M-D3(BJ)/def2-TZVPPD, and forces of 1,583 of them (PySCF and GPU4PySCF; scripts/organic/dft): energies of "
     "ions and of reactions are at this level, whose diffuse functions the teacher lacks. Relative energies of "

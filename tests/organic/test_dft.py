@@ -315,8 +315,9 @@ def test_molecules_with_a_proton_on_its_way(dft, geometry, scripts, tmp_path, ch
     aldehyde = malonaldehyde(shards)
     given = [aldehyde, aldehyde, aldehyde._replace(name="O.C=CC=O"), aldehyde._replace(name="ion", charge=-1),
              geometry("O", [8, 1, 1], WATER)]  # fmt: skip
-    for subset in ("train", "validation"):
-        shards.write_shard(tmp_path / f"{subset}-conformers-0000.npz", given)
+    shards.write_shard(tmp_path / "train-conformers-0000.npz", given)
+    of_validation = [g._replace(name=f"other {g.name}") for g in given]
+    shards.write_shard(tmp_path / "validation-conformers-0000.npz", of_validation)
     places = {}
     for conformers, seed in ((1, 0), (1, 1), (2, 0)):
         options = SimpleNamespace(

@@ -21,7 +21,7 @@ def test_curvature_along_a_way(scripts, tmp_path):
             return teachers.Labels(forces.sum((1, 2)), forces, charge[:, None], charge)
 
     start = malonaldehyde(shards)
-    shards.write_shard(tmp_path / "validation-conformers-0000.npz", [start, start, malonaldehyde(shards, 3.0)])
+    shards.write_shard(tmp_path / "validation-conformers-0000.npz", [malonaldehyde(shards, 1.15), start, start])
     shards.write_shard(tmp_path / "train-conformers-0000.npz", [start._replace(name="other")])
     (way,) = roughness.ways(tmp_path, "validation", 46)
     assert way.h == 5 and not list(roughness.ways(tmp_path, "validation", 8))
