@@ -76,7 +76,7 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
     header = {
         "format": "torchmdnet2",
         "format_version": str(FORMAT_VERSION),
-        "config": _sorted_json(potential.config),
+        "config": _config_json(potential.config),
         "metadata": _sorted_json(dict(potential.metadata if metadata is None else metadata)),
         "sha256": _ZEROS.decode(),
     }
@@ -230,6 +230,24 @@ def _sorted_json(value: Any) -> str:
     return json.dumps(json.loads(json.dumps(value)), sort_keys=True)
 
 
+def _config_json(config: Mapping[str, Any]) -> str:
+    """Return JSON of a configuration with sorted keys, but levels in the order of their weights."""
+    found = json.loads(_sorted_json(config))
+    if found.get("levels"):
+        found["levels"] = {name: found["levels"][name] for name in config["levels"]}
+    return json.dumps(found)
+
+
+def _levels_in_order(config: dict[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with its levels in the order of their weights, which early files have only in the metadata
+    of the training."""
+    levels, data = config.get("levels"), metadata.get("data")
+    stated = data.get("levels") if isinstance(data, dict) else None
+    if isinstance(levels, dict) and isinstance(stated, list) and sorted(stated[1:]) == sorted(levels):
+        return {**config, "levels": {name: levels[name] for name in stated[1:]}}
+    return config
+
+
 def _in_fixed_order(blob: bytes) -> bytes:
     """Return the file with sorted metadata, so that equal models give equal bytes: safetensors writes them in any
     order."""
@@ -323,6 +341,7 @@ def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
         config, metadata = json.loads(header["config"]), json.loads(header["metadata"])
         if not (isinstance(config, dict) and isinstance(metadata, dict)):
             raise BadCheckpoint(f"{path}: configuration and metadata must be mappings")
+        config = _levels_in_order(config, metadata)
         novelty = {"novelty": json.loads(header["novelty"])} if "novelty" in header else {}
         known = {"levels": levels_of(config, metadata), "config": config, "metadata": metadata}
         return {**known, "format_version": version, "sha256": header["sha256"], **novelty}

@@ -509,6 +509,32 @@ def test_a_level_with_elements_of_its_own():
         Potential.from_config({**config, "priors": []})
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["in the configuration", "in the metadata only"])
+def test_names_of_levels_stay_with_their_weights(tmp_path, monkeypatch, early):
+    """Names in another order than that of the alphabet; early files have that order in their metadata only."""
+    names = ["B", "D", "A", "C"]
+    further = {name: {"energies": {"1": -13.0 - k}, "readout": True} for k, name in enumerate(names[1:], 1)}
+    config = {
+        "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "max_z": 8},
+        "priors": [{"name": "atomref", "energies": {"1": -13.0}}],
+        "level": "B",
+        "levels": further,
+    }
+    potential = Potential.from_config(config).double().eval()
+    for level in potential.levels:
+        torch.nn.init.normal_(next(level.head.parameters()))
+    metadata = {"data": {"levels": names}} if early else {}
+    if early:
+        monkeypatch.setattr(checkpoint, "_config_json", checkpoint._sorted_json)
+    checkpoint.save(potential, tmp_path / "levels.tmn", metadata)
+    assert torchmdnet2.load(tmp_path / "levels.tmn").level_names == names
+    assert checkpoint.read_header(tmp_path / "levels.tmn")["levels"] == names
+    system = System(z=[1, 1], pos=[[0.0, 0, 0], [0.75, 0, 0]])
+    energies = [float(potential.at_level(name)(system).energy) for name in names]
+    found = [float(torchmdnet2.load(tmp_path / "levels.tmn", level=name)(system).energy) for name in names]
+    assert found == pytest.approx(energies, abs=1e-9) and len({round(e, 3) for e in energies}) == 4
+
+
 @pytest.mark.slow
 def test_two_levels_are_no_worse_than_each_alone(tmp_path):
     """GFN2-xTB and GFN1-xTB of ethanol, with a tenth of the labels at the second level; as many steps alone."""
