@@ -359,16 +359,16 @@ def _alone(path: Path, options: argparse.Namespace) -> list[Geometry]:
 
 def ways(options: argparse.Namespace) -> None:
     """Write molecules of the training with a proton between two atoms, with one acceptor for each conformer."""
-    conformers: dict[str, list[list[Geometry]]] = defaultdict(list)
+    geometries: list[Geometry] = []
+    conformers: Counter[str] = Counter()
     for path in sorted(options.folder.glob("train-conformers-*.npz"), key=lambda path: seed_of("ways", path.name)):
         rng = np.random.default_rng(seed_of("ways", path.stem, options.seed))
         for geometry in _alone(path, options):
-            found = conformers[geometry.name]
-            if len(found) < options.conformers and (places := ways_of(geometry, rng)):
-                found.append(places)
-        if sum(len(places) for found in conformers.values() for places in found) >= options.number:
+            if conformers[geometry.name] < options.conformers and (places := ways_of(geometry, rng)):
+                conformers[geometry.name] += 1
+                geometries += places
+        if len(geometries) >= options.number:
             break
-    geometries = [geometry for found in conformers.values() for places in found for geometry in places]
     geometries = geometries[: options.number]
     molecules = {(geometry.name, geometry.charge) for geometry in geometries}
     options.output.mkdir(parents=True, exist_ok=True)
@@ -395,14 +395,14 @@ def main() -> None:
     of_geometries = {"rest": rest, "ways": ways}
     for verb, function in of_geometries.items():
         third = verbs.add_parser(verb, help=function.__doc__)
-        if verb == "ways":
-            third.add_argument("--conformers", type=int, default=1, help="of a molecule, at most")
-            third.add_argument("--seed", type=int, default=0, help="of the places; molecules stay the same")
         third.add_argument("folder", type=Path, help="of geometries.py")
         third.add_argument("output", type=Path, help="folder")
         third.add_argument("--number", type=int, default=5000, help="of geometries, at most")
         third.add_argument("--charged", action="store_true", help="ions, instead of molecules without charge")
         third.add_argument("--atoms", type=int, default=30, help="of a geometry, at most")
+    last = verbs.choices["ways"]
+    last.add_argument("--conformers", type=int, default=1, help="of a molecule, at most")
+    last.add_argument("--seed", type=int, default=0, help="of the places; molecules stay the same")
     options = parser.parse_args()
     {"energies": energies, "labels": labels, **of_geometries}[options.verb](options)
 

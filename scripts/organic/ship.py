@@ -45,15 +45,14 @@ NOT_FOR = (
 )
 FURTHER = (
     "The network that was trained on the teacher was then trained on more. The weights are a weighted mean of six "
-    "further trainings, and the configuration is that of one of them. "
-    "Energies of 1,855 molecules, ions, groups of them and clusters of water by density functional theory, "
-    "ωB97M-D3(BJ)/def2-TZVPPD, and forces of 1,583 of them (PySCF and GPU4PySCF; scripts/organic/dft): energies of "
-    "ions and of reactions are at this level, whose diffuse functions the teacher lacks. Relative energies of "
-    "TorsionTest2000, ωB97X-D3(BJ)/def2-TZVPD (MIT licence, © 2025 Leif Jacobson): J. Weber and others, "
-    "arXiv:2505.06462. Labels of earlier weights for 180,000 frames, and of the teacher for 600,000, among them "
-    "protons on their way between two atoms of a molecule or ion. Dimers are bound too weakly by 0.4 kcal/mol on "
-    "average (S66). "
-    "The errors below are those of geometries as built, without dynamics, beside the teacher."
+    "further trainings, and the configuration is that of one of them. Energies of 1,855 molecules, ions, groups of "
+    "them and clusters of water by density functional theory, ωB97M-D3(BJ)/def2-TZVPPD, and forces of 1,583 of them "
+    "(PySCF and GPU4PySCF; scripts/organic/dft): energies of ions and of reactions are at this level, whose diffuse "
+    "functions the teacher lacks. Relative energies of TorsionTest2000, ωB97X-D3(BJ)/def2-TZVPD (MIT licence, © 2025 "
+    "Leif Jacobson): J. Weber and others, arXiv:2505.06462. Labels of earlier weights for 180,000 frames, and of the "
+    "teacher for 600,000, among them protons on their way between two atoms of a molecule or ion. Dimers are bound too "
+    "weakly by 0.4 kcal/mol on average (S66). The errors below are those of geometries as built, without dynamics, "
+    "beside the teacher."
 )
 NOT_CALIBRATED = " It does not say where it is not sure."
 
