@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ase import Atoms
 from commands import MODEL, contents, fill, run
 
 from torchmdnet2 import Potential, System, load
@@ -372,3 +373,17 @@ def test_the_log_of_lammps_replaces_no_input(capsys, folder, log):
     assert before == {name: (folder / name).read_bytes() for name in before}
     code, _, err = run(capsys, "lammps", "m.tmn", "none.script", "--elements", "H,O")
     assert code == 1 and "there is no script none.script" in err and not (folder / "log.lammps").exists()
+
+
+def test_charge_and_spin_of_structures_from_ase():
+    molecule = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": 1})
+    stated, given = System.from_ase(molecule), System.from_ase([molecule, molecule], charge=-1, spin=1)
+    assert stated.charge.tolist() == [1] and given.charge.tolist() == [-1, -1] and given.spin.tolist() == [1, 1]
+
+
+def test_open_shells_are_named_where_the_model_knows_closed_ones_only():
+    oxygen = Atoms("O2", [[0, 0, 0], [0, 0, 1.2]], info={"spin": 3})
+    with pytest.raises(ValueError, match="multiplicity 3, and this model was trained on closed shells only"):
+        load("organic-small")(System.from_ase(oxygen))
+    with pytest.raises(ValueError, match="multiplicity 3, and this model knows only the lowest spin state"):
+        Potential.from_config({"model": MODEL, "elements": [1, 8]})(System.from_ase(oxygen))

@@ -187,6 +187,8 @@ class System:
         atoms: Atoms | Sequence[Atoms],
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
+        charge: float | None = None,
+        spin: int | None = None,
     ) -> System:
         """Return structures from ASE, with the total charge and multiplicity that they state, else 0.
 
@@ -198,6 +200,8 @@ class System:
             atoms: one ase.Atoms or a sequence of them; they are not changed.
             dtype: floating-point type of positions and cells.
             device: where the tensors go.
+            charge: total charge of each structure, e; None: as it states.
+            spin: multiplicity of each; None: as it states.
 
         Raises:
             BadData: a structure has no atoms, or the dummy cell of a PDB file; a charge or spin is not a whole number,
@@ -222,7 +226,8 @@ class System:
         cells = [cell_of(a) for a in frames]
         cell = np.array([cell for cell, _ in cells]).reshape(-1, 3, 3)
         pbc = np.array([pbc for _, pbc in cells]).reshape(-1, 3)
-        states = [charge_and_spin(a) for a in frames]
+        stated = [charge_and_spin(a) if charge is None or spin is None else (None, None) for a in frames]
+        states = [(own if charge is None else charge, s if spin is None else spin) for own, s in stated]
         return cls(
             z=torch.as_tensor(z, dtype=torch.long, device=device),
             pos=torch.as_tensor(pos, dtype=dtype, device=device),

@@ -32,9 +32,9 @@ DATA = (
 )
 USE = (
     "Closed-shell molecules of H, B, C, N, O, F, Si, P, S, Cl, As, Se, Br and I with total charges −2 to +2: "
-    "conformers, vibrations and dynamics at ordinary temperatures, molecules in a few others. The energy is that of a "
-    "short-range network, D3(BJ), the Coulomb energy of predicted charges and a repulsion of atoms in collision, which "
-    "is 0 at the distances of molecules."
+    "conformers, vibrations and dynamics at ordinary temperatures of molecules, dimers and small clusters. The energy "
+    "is that of a short-range network, D3(BJ), the Coulomb energy of predicted charges and a repulsion of atoms in "
+    "collision, which is 0 at the distances of molecules."
 )
 NOT_FOR = (
     "Radicals and other open shells, metals, other elements or charges. Bulk water, other liquids and crystals "
@@ -54,6 +54,44 @@ FURTHER = (
     "weakly by 0.4 kcal/mol on average (S66). The errors below are those of geometries as built, without dynamics, "
     "beside the teacher."
 )
+LEVEL = "ωB97M-D3(BJ)"
+SOURCES = {
+    "licence": "torsions: TorsionTest2000, MIT, © 2025 Leif Jacobson; structures: public data of NCI/DTP, SPICE (CC0), "
+    "and, as the other labels, of this project (MIT)",
+    "citation": "D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025); J. Weber and others, "
+    "arXiv:2505.06462",
+}
+"""Of the data that `FURTHER` names. Its basis sets differ; the level is the method, which users give as `level`."""
+
+SETS = {
+    "torsions, scans not trained on: profile": ("0.23", "0.80"),
+    "torsions, scans not trained on: barrier": ("0.30", "1.24"),
+    "dimers, S66": ("0.52", "1.61"),
+    "water clusters, WATER27": ("1.90", "7.85"),
+    "conformers, MCONF": ("0.76", "1.05"),
+    "conformers, PCONF21": ("1.28", "1.46"),
+    "conformers, ICONF": ("0.74", "1.80"),
+    "conformers, Amino20x4": ("0.51", "0.93"),
+    "conformers, UPU23": ("1.02", "3.09"),
+    "isomers, ISO34": ("0.68", "1.25"),
+    "barriers, BH76 (13 of closed shells)": ("5.1", "9.8"),
+}
+"""Errors in kcal/mol of `organic` and of `organic-small`, as in docs/models.md."""
+
+
+def beside_references(further: bool) -> str:
+    """The table of errors of relative and of interaction energies.
+
+    Args:
+        further: of `organic`; else of `organic-small`.
+    """
+    rows = [f"| {name} | {errors[0 if further else 1]} |" for name, errors in SETS.items()]
+    return "\n".join([
+        "Mean absolute errors beside coupled cluster and similar references (GMTKN55), torsions beside "
+        "ωB97X-D3(BJ)/def2-TZVPD:", "", "| set | kcal/mol |", "|---|---|", *rows,
+    ])  # fmt: skip
+
+
 NOT_CALIBRATED = " It does not say where it is not sure."
 
 
@@ -73,7 +111,9 @@ def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool
     not_for = NOT_FOR if calibrated else NOT_FOR + NOT_CALIBRATED
     about = {"Meant for": USE, "Not for": not_for, "Teacher": TEACHER, "Training data": DATA}
     about |= {"Training, continued": FURTHER} if sources else {"Teacher": TEACHER + INHERITED}
+    about |= {"Tests beside references": beside_references(bool(sources))}
     about |= {"Speed": speed} if speed else {}
+    data |= {"level_of_theory": LEVEL, **SOURCES} if sources else {}
     split = {"split": "by Bemis-Murcko scaffold, scripts/organic/molecules.py"}
     return {**metadata, "config": config, "data": {**data, **split}, "errors": by_kind, "about": about}
 

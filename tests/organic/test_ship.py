@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def ship(scripts, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("further", [False, True])
-def test_the_card_says_what_the_model_learned_from(ship, tmp_path, capsys, further):
+def test_the_card_says_what_the_model_learned_from(ship, scripts, tmp_path, capsys, further):
     """Also after a further training with several sources."""
     potential = load("organic-small")
     metadata = dict(potential.metadata)
@@ -45,12 +46,30 @@ def test_the_card_says_what_the_model_learned_from(ship, tmp_path, capsys, furth
     assert "| test conformers | forces | 40.000 | 90.000 |" in card and "AIMNet2" in card
     assert ("Leif Jacobson" in card) == ("density functional theory" in card) == further
     assert ("Its errors are inherited" in card) != further
-    assert f"| Level of theory | {metadata['data']['level_of_theory']} |" in card
+    level = scripts("ship").LEVEL if further else metadata["data"]["level_of_theory"]
+    assert f"| Level of theory | {level} |" in card
+    assert ("| Citation of the data | D. Anstine" in card) == further
     header = json.dumps(read_header(target))
     assert str(tmp_path) not in header and ("labels/train.h5" in header) == further
     again = load(target)
     assert again.calibration is not None and again.closed_shell
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), potential.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["organic", "organic-small"])
+def test_errors_beside_references_are_those_of_the_documentation(scripts, name):
+    """In the card that is shipped, too."""
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    column = {"organic": 0, "organic-small": 1}[name]
+    table = text.split("Mean absolute errors from high-level references")[1].split("All sets but")[0]
+    said = {row.split("|")[1].strip(): [c.strip() for c in row.split("|")[4 + column].split(",")]
+            for row in table.splitlines() if row.startswith("|")}  # fmt: skip
+    for label, errors in scripts("ship").SETS.items():
+        words = label.replace("torsions, scans not trained on:", "torsions").replace(", ", " ").replace(":", "").split()
+        row = next(row for row in said if words[0] in row and (words[-1] in row or words[1] in row))
+        assert errors[column] in said[row], (label, row, said[row])
+    card = load(name).metadata["about"]
+    assert scripts("ship").beside_references(name == "organic") == card["Tests beside references"]
 
 
 def test_errors_of_the_test_subset_are_expected(ship, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -280,7 +281,10 @@ def test_sources_without_forces_and_elements_of_one_level(two, tmp_path):
 
 
 FAULTS = {
-    "no level": (lambda raw: raw["data"]["sources"][0].pop("level"), r"sources\.0\.level: is required"),
+    "no level": (lambda raw: raw["data"]["sources"][0].pop("level"), r"s\.0\.level: is required, as in level: PBE0"),
+    "an empty level": (lambda raw: raw["data"]["sources"][0].update(level=" "), r"sources\.0\.level: is required"),
+    "level of data": (lambda raw: raw["data"].update(level="A"),
+                      r"data\.level: unknown key here; it belongs to .*data\.sources.*did you mean 'level_of_theory'"),
     "train too": (lambda raw: raw["data"].update(train="a.xyz"), "exclude each other"),
     "another level": (lambda raw: raw.update(levels={"A/TZ": {}}), "no source has this level, did you mean"),
     "the first": (lambda raw: raw.update(levels={"A/TZ(1.0)": {}}), "is the first level"),
@@ -312,8 +316,47 @@ def test_refusals(two, fault):
     change, message = FAULTS[fault]
     two["training"]["loss"] = {"energy": 1.0, "forces": 1.0}
     change(two)
-    with pytest.raises(BadConfig, match=message):
+    with pytest.raises(BadConfig, match=message) as caught:
         parse_config(two)
+    assert "data.train: is required" not in str(caught.value)  # there are sources
+
+
+def test_files_of_two_levels_are_refused_where_none_is_declared(raw_config, tmp_path):
+    """By energies far apart, or by other energies of the same structures; several files of one level are trained."""
+    raw_config["data"] = {"train": [str(tmp_path / "a.xyz"), str(tmp_path / "b.xyz")], "split": {"validation": 4}}
+    write(tmp_path / "a.xyz", make_frames(40), format="extxyz")
+    for seed, shift in ((1, 5.0), (0, 0.05)):
+        write(tmp_path / "b.xyz", other_level(make_frames(24, seed=seed), shift=shift), format="extxyz")
+        with pytest.raises(BadData, match=r"not mixed\. Declare .* data\.sources: \[\{train: .*a\.xyz"):
+            run_check(parse_config(raw_config), TrainingLog(None))
+    write(tmp_path / "b.xyz", make_frames(24, seed=1), format="extxyz")
+    run_check(parse_config(raw_config), TrainingLog(None))
+
+
+def test_structures_that_another_level_trains_on_are_named(two, tmp_path):
+    write(tmp_path / "b.xyz", other_level(make_frames(12)), format="extxyz")  # the first frames of a.xyz
+    two["data"]["sources"][0]["split"] = {"train": 22, "validation": 1, "test": 1}
+    notes = data_notes(make_setup(parse_config(two)), 1)
+    leaks = [note for note in notes if "little about new structures" in note]
+    assert any(note.startswith("B: ") and "test frames have the same structure as training frames of A/TZ(1.0)" in note
+               for note in leaks)  # fmt: skip
+    assert all("b.xyz, frame" in note for note in leaks if note.startswith("B: "))
+    assert sum("warmup_steps" in note for note in notes) == 1  # not for each level
+
+
+def test_words_about_shares_splits_and_keys_of_a_source(two, capsys):
+    run_check(parse_config(two), TrainingLog(None))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "frames: 20 train, 8 validation, 8 test; an epoch has 27, with repetitions" in said
+    assert re.search(r"the 16 of \S*a\.xyz once \(59%\), the 4 of \S*b\.xyz 2\.75 times \(41%\)", said)
+    assert "A/TZ(1.0) (16 training frames), B (4 training frames)" in said
+    two["data"]["split"] = {"train": 20, "validation": 4}
+    with pytest.raises(BadConfig, match=r"data\.sources\.1\.split \(.*b\.xyz\): .*give this one its own, as"):
+        make_setup(parse_config(two))
+    two["data"]["split"] = {"validation": 4}
+    two["data"]["sources"][1]["keys"] = {"group": "scan"}
+    with pytest.raises(BadData, match=r"data\.sources\.1\.keys\.group=null"):
+        make_setup(parse_config(two))
 
 
 def test_a_frame_of_a_level_that_the_model_refuses_is_named(two, tmp_path):
@@ -486,12 +529,53 @@ def test_fine_tuning_with_replay(two, raw_config, tmp_path):
     path = run_training(parse_config(two))
     names = torchmdnet2.load(path).level_names
     assert names == ["B", "A/TZ(1.0)"]
+    assert "train, A/TZ(1.0): energy MAE" in (path.parent / "log.txt").read_text(encoding="utf-8")
     from_level = {**two, "init": {"file": str(path), "level": "A/TZ(1.0)"}}
     assert parse_config(from_level).base().level_of_theory == "A/TZ(1.0)"
     with pytest.raises(BadConfig, match=r"levels\.A/TZ.*\.scale: fine-tuning keeps the scale of its file"):
         parse_config({**two, "levels": {"A/TZ(1.0)": {"scale": "own"}}})
     with pytest.raises(BadConfig, match=r"init\.level: the model has no level 'C'"):
         parse_config({**two, "init": {"file": str(path), "level": "C"}})
+
+
+def test_a_refit_leaves_the_level_of_the_start(two, raw_config, tmp_path, recwarn):
+    """Its elements and compositions stay known, also where the new frames have one molecule and a new element."""
+    frames = [atoms for atoms in make_frames(60, seed=3) if 6 not in atoms.numbers]  # of the start
+    write(tmp_path / "start.xyz", frames, format="extxyz")
+    data = {"train": str(tmp_path / "start.xyz"), "split": {"validation": 2, "test": 0}, "level_of_theory": "A"}
+    first = run_training(parse_config({**raw_config, "data": data}))
+    base = checkpoint.load(first, dtype="float64")
+    assert base.elements == [1, 8]
+    new = [atoms for atoms in make_frames(80, seed=4) if len(atoms) == 5][:12]
+    write(tmp_path / "b.xyz", other_level(new), format="extxyz")
+    write(tmp_path / "general.xyz", frames[:6], format="extxyz")
+    two["data"]["sources"] = [{"train": str(tmp_path / "b.xyz"), "level": "B"}]
+    two["data"]["split"] = {"validation": 2, "test": 2}
+    two["init"] = {"file": str(first), "replay": str(tmp_path / "general.xyz")}
+    two.pop("model")
+    potential = make_setup(parse_config(two)).potential.double()
+    kept = potential.at_level("A")
+    assert kept.elements == [1, 8] and potential.at_level("B").elements == [1, 6, 8]
+    assert kept.determined == base.determined
+    system = System.from_ase(frames[:6])
+    assert torch.allclose(kept.eval()(system).energy, base(system).energy, rtol=0, atol=1e-4)
+    assert not [w for w in recwarn if "mean nothing" in str(w.message)]
+    with pytest.raises(UnknownElement):
+        kept(System.from_ase(new[0]))
+
+
+def test_replay_at_the_first_level(two, raw_config, tmp_path):
+    """New frames of the level of the start come first; the structures are labelled at that one."""
+    first = run_training(parse_config({**raw_config, "data": {**raw_config["data"], "level_of_theory": "A/TZ(1.0)"}}))
+    write(tmp_path / "general.xyz", make_frames(6, seed=5), format="extxyz")
+    two["init"] = {"file": str(first), "replay": str(tmp_path / "general.xyz")}
+    two.pop("model")
+    frames = make_setup(parse_config(two)).frames["train"]
+    replayed = np.flatnonzero(["(replay)" in frames.name(k) for k in range(len(frames))])
+    assert len(replayed) == 6 and not frames.levels[replayed].any()
+    energies = frames.batch(replayed).sample.labels["energy"]
+    expected = checkpoint.load(first, dtype="float64")(frames.batch(replayed).sample.system).energy
+    assert torch.allclose(energies, expected, rtol=0, atol=0.5)  # refitted; the other level is 15 to 25 eV above
 
 
 def test_a_level_with_elements_of_its_own():

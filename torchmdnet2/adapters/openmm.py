@@ -181,7 +181,10 @@ def create_force(
     if unknown:
         known = ", ".join(SYMBOLS[z] for z in potential.elements)
         names = ", ".join(f"atom {i} is {everyone[i].element.symbol}" for i in unknown[:3])
-        raise UnknownElement(f"{names}{', …' if len(unknown) > 3 else ''}, and this model knows only {known}")
+        raise UnknownElement(
+            f"{names}{', …' if len(unknown) > 3 else ''}, and this model knows only {known}: take one that knows them, "
+            "or train one"
+        )
     if isolated is None:
         isolated = bool(periodic) and atoms is not None and _has_all_pairs(potential)
     isolated = bool(isolated and periodic)

@@ -329,7 +329,8 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
         note(
             f"energies differ by about {error['mae']:.3g} eV per atom: probably the labels have another zero (total or "
             "atomisation energies, another method) or unit (--energy-unit). Take labels of the model's level of "
-            "theory, or fine-tune the model, which fits the zero; errors of forces do not depend on it"
+            "theory (--level chooses among several), or fine-tune the model, which fits the zero; errors of forces do "
+            "not depend on it"
         )
 
 

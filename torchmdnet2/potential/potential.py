@@ -535,7 +535,7 @@ class Potential(nn.Module):
             UntrainedCharge: the model does not know a total charge.
             ValueError: a spin multiplicity above 2, which the model does not read.
         """
-        refuse_spin(system, self.representation.reads_spin)
+        refuse_spin(system, self.representation.reads_spin, self.closed_shell)
         if charge:
             name = type(self.representation).__name__
             refuse_charge(system, self.total_charges, self.reads_charge, name, self.allow_untrained_charge)

@@ -72,19 +72,26 @@ def refuse_precision(dtype: torch.dtype, what: str = "a potential") -> None:
         )
 
 
-def refuse_spin(system: System, reads_spin: bool) -> None:
+def refuse_spin(system: System, reads_spin: bool, closed_shell: bool = False) -> None:
     """Refuse a spin state that the model would ignore; the lowest one, multiplicity 1 or 2, is assumed.
 
     Every model refuses a multiplicity that the number of electrons excludes, since the charge or an H atom is wrong.
+
+    Args:
+        system: B structures.
+        reads_spin: True for a model whose energy depends on the spin.
+        closed_shell: True for a model that was trained on closed shells only.
     """
     if not bool(system.spin.any()):
         return
     high = system.spin > 2
     if not reads_spin and bool(high.any()):
         first = int(high.nonzero()[0, 0])
+        known = "was trained on closed shells only" if closed_shell else "knows only the lowest spin state"
+        that = "the closed shell, if the molecule has such a state" if closed_shell else "that one"
         raise ValueError(
-            f"structure {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
-            "spin state; leave spin at 0 (and initial magnetic moments out) to evaluate that one"
+            f"structure {first} has spin multiplicity {int(system.spin[first])}, and this model {known}; leave spin at "
+            f"0 (and initial magnetic moments out) to evaluate {that}"
         )
     electrons = system.electrons
     impossible = (system.spin > 0) & ((electrons + system.spin) % 2 == 0)
@@ -188,7 +195,10 @@ def refuse_elements(z: torch.Tensor, known: torch.Tensor, trained: Sequence[int]
         number = int(z[atom])
         found = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
         listed = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in trained)
-        raise UnknownElement(f"{name(atom)} is {found}, and this model knows only {listed}")
+        raise UnknownElement(
+            f"{name(atom)} is {found}, and this model knows only {listed}: take one that knows it "
+            "(`torchmdnet2 models`), or train one"
+        )
 
 
 def refuse_neighbors(neighbors: NeighborList, system: System, cutoff: float) -> None:

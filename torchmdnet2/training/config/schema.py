@@ -145,7 +145,8 @@ def homes(section: type[BaseModel], path: str = "") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, field in section.model_fields.items():
         found.setdefault(name, []).append(path)
-        for kind in (field.annotation, *typing.get_args(field.annotation)):
+        kinds = (field.annotation, *typing.get_args(field.annotation))  # `S`, `S | None`, `list[S] | None`
+        for kind in (*kinds, *(inner for outer in kinds for inner in typing.get_args(outer))):
             if isinstance(kind, type) and issubclass(kind, Section):
                 for key, paths in homes(kind, f"{path}.{name}".lstrip(".")).items():
                     found.setdefault(key, []).extend(paths)
@@ -173,12 +174,14 @@ def first_error(error: ValidationError, source: str, elsewhere: Mapping[str, lis
                 if colon and name in context["known"]:
                     hint = f": write a space after the colon, as in {{{name}: {value}}}"
                 elif sections and not any(edits(key, word) == 1 for word in context["known"]):
+                    longer = [word for word in context["known"] if word.startswith(f"{key}_")]
                     hint = f" here; it belongs to {' or '.join(sections)}"
+                    hint += f", or did you mean '{longer[0]}'?" if longer else ""
                 else:
                     hint = closest(key, context["known"]) or f" (known: {', '.join(context['known'])})"
                 lines.append(f"{prefix}{key}: unknown key{hint}")
         elif item["type"] == "missing":
-            lines.append(f"{path}: is required")
+            lines.append(f"{path}: is required{context.get('example', '')}")
         elif item["type"] == "model_type":
             empty = item["input"] is None
             lines.append(f"{path}: {'is empty; give it keys, or leave it out' if empty else 'should be a section'}")

@@ -406,7 +406,10 @@ class SourceConfig(Section):
     """One of several sources of frames, with the level of theory of its labels."""
 
     train: str | list[str] = Field(description="data file, or a list of files")
-    level: str = Field(min_length=1, description="method and basis set of the labels; equal names are one level")
+    level: str = Field(
+        default="", validate_default=True,
+        description="required: method and basis set of the labels; equal names are one level",
+    )  # fmt: skip
     validation: str | list[str] | None = Field(default=None, description="own file(s); null: split from train")
     test: str | list[str] | None = Field(default=None, description="own file(s); null: split from train")
     format: str = Field(default="auto", description="as data.format")
@@ -417,6 +420,13 @@ class SourceConfig(Section):
     share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="part of the frames of an epoch, by repetition; null: each frame once"
     )
+
+    @field_validator("level", mode="after")
+    @classmethod
+    def check_level(cls, value: str) -> str:
+        if not value.strip():
+            raise PydanticCustomError("missing", "is required", {"example": ", as in level: PBE0-D3/def2-TZVP"})
+        return value
 
 
 class LevelConfig(Section):
@@ -502,7 +512,9 @@ class DataConfig(Section):
     @field_validator("train", mode="after")
     @classmethod
     def check_train(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.data.get("sources") is not None:
+        if "sources" not in info.data:  # they have errors, which are enough
+            return value
+        if info.data["sources"] is not None:
             if value is not None or info.data.get("dataset") is not None:
                 raise ValueError("data.train, data.dataset and data.sources exclude each other: give one of them")
             return value

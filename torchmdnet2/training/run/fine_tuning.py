@@ -49,6 +49,7 @@ def fine_tuned(
     isolated: Mapping[int, float] | None = None,
     charges: Sequence[float] = (),
     odd_electrons: int = 0,
+    seen: Sequence[int] = (),
 ) -> tuple[Potential, list[str]]:
     """Return a potential with the weights of another one.
 
@@ -60,6 +61,8 @@ def fine_tuned(
         isolated: element -> eV of single atoms in the new data, which "auto" takes.
         charges: total charges in e of the new data.
         odd_electrons: frames of the new data with an odd number of electrons.
+        seen: elements of all levels of theory of the new data, if there are several; `elements` and `charges` are
+            those of the first one then.
 
     Returns:
         The potential, and what was loaded and what is new, as text.
@@ -68,11 +71,11 @@ def fine_tuned(
         BadConfig: the model is another one than the base's.
     """
     _same_model(base.config["model"], parts["model"])
-    references = reference_energies(base)
+    references, known = reference_energies(base), sorted({*elements, *seen})
     config = {
         **base.config,
         **parts,
-        "priors": [with_baseline(_with_references(p, references, elements, isolated or {})) for p in parts["priors"]],
+        "priors": [with_baseline(_with_references(p, references, known, isolated or {})) for p in parts["priors"]],
         "elements": sorted({*base.elements, *elements}),
         "total_charges": None if base.total_charges is None else sorted({*base.total_charges, *charges}),
         "closed_shell": base.closed_shell and not odd_electrons,
@@ -80,7 +83,7 @@ def fine_tuned(
     }
     potential = Potential.from_config(config).to(base.dtype)
     load_priors(potential, parts["priors"], base)
-    new = sorted(set(elements) - set(base.elements))
+    new = sorted(set(known) - set(base.elements))
     report = _copy_weights(base, potential, new)
     if new:
         report.append(f"new elements: {_symbols(new)}; their embeddings start as the mean of the known ones")
@@ -290,15 +293,15 @@ def first_names(names: Sequence[str], most: int = 5) -> str:
 _AT_ONCE = 32  # frames
 
 
-def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
+def with_replay(train: Frames, file: str, potential: Potential, level: str | None = None) -> Frames:
     """Return the training frames, followed by those of a file, labelled by a potential.
 
     Args:
         train: the user's frames.
         file: structures; labels in it are not read.
         potential: with the weights and reference energies that the training starts from, on its device; its energies,
-            forces, and charges where it predicts them, become the labels. With several levels of theory the last one
-            is that of the file of `init`, and of these labels.
+            forces, and charges where it predicts them, become the labels.
+        level: level of theory of these labels, if the potential has several.
 
     Raises:
         FileNotFoundError, BadData: the file is missing, empty, or has structures that the potential cannot evaluate.
@@ -307,14 +310,14 @@ def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
     if not len(data):
         raise BadData(f"init.replay: {file} has no structures")
     structures = Frames(data, range(len(data)), train.cutoff, cache_bytes=0)
+    labeller = potential if level is None else potential.at_level(level)
     try:
-        require_known(potential, structures, range(len(structures)))
+        require_known(labeller, structures, range(len(structures)))
     except ValueError as error:
         raise BadData(f"init.replay: {error}") from None
     samples = []
     training = potential.training
     potential.eval()
-    labeller = potential.at_level(potential.level_names[-1]) if potential.level_names else potential
     for part in in_order(len(structures), _AT_ONCE):
         for batch in Loader(structures)([part]):
             result = predict(labeller, batch.to(potential.device), Properties())
@@ -325,5 +328,5 @@ def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
     potential.train(training)
     replayed = InMemoryDataset(samples, [f"{data.name(k)} (replay)" for k in range(len(data))])
     indices = np.concatenate([train.indices, len(train.data) + np.arange(len(data))])
-    level = [{}, {LEVEL: float(len(potential.level_names) - 1)}] if potential.level_names else None
-    return Frames(ConcatDataset([train.data, replayed], level), indices, train.cutoff)
+    labels_of = None if level is None else [{}, {LEVEL: float(potential.level_names.index(level))}]
+    return Frames(ConcatDataset([train.data, replayed], labels_of), indices, train.cutoff)

@@ -54,19 +54,26 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
         setup: of the run.
         total_steps: of the training.
     """
-    if names := setup.potential.level_names:
-        parts = ((name, _of_level(setup, k)) for k, name in enumerate(names))
-        return [f"{name}: {note}" for name, part in parts if part for note in data_notes(part, total_steps)]
+    names = setup.potential.level_names
+    parts = [(f"{name}: ", _of_level(setup, k)) for k, name in enumerate(names)] if names else [("", setup)]
+    return [
+        *(f"{name}{note}" for name, part in parts if part is not None for note in _notes_of_labels(part)),
+        *_leaks(setup),
+        *_doubts(setup),
+        *_unread(setup),
+        *_settings(setup, total_steps),
+    ]
+
+
+def _notes_of_labels(setup: Setup) -> list[str]:
+    """Return notes about frames and labels of one level of theory."""
     return [
         *_repetitions(setup),
         *label_notes(setup),
         *_standing_out(setup),
         *_close_atoms(setup),
-        *_doubts(setup),
-        *_unread(setup),
         *_single_atoms(setup),
         *_ignored(setup),
-        *_settings(setup, total_steps),
         *_groups(setup),
     ]
 
@@ -89,27 +96,38 @@ def _of_level(setup: Setup, level: int) -> Setup | None:
 
 
 def _repetitions(setup: Setup) -> Iterator[str]:
-    """Yield notes about structures that are in two subsets, or in the training set twice."""
+    """Yield a note about structures that are in the training set twice."""
     drawn = setup.frames["train"]
     _, first = np.unique(drawn.indices, return_index=True)  # a bootstrap draws some of them repeatedly
     train = setup.statistics["train"].keys[np.sort(first)]
     again = len(train) - len(np.unique(train))
     if again:
         yield f"{again} of {len(train)} training frames repeat the structure of another one"
-    seen = {"training": train}
+
+
+def _leaks(setup: Setup) -> Iterator[str]:
+    """Yield notes about structures that are in two subsets, at one level of theory or at two."""
+    levels = setup.potential.level_names or [""]
+    seen: dict[str, Frames] = {"training": setup.frames["train"]}
     for name in ("validation", "test"):
         if name not in setup.frames:
             continue
-        keys = setup.statistics[name].keys
-        for other, known in seen.items():
-            found = np.flatnonzero(np.isin(keys, known))
-            if len(found):
-                where = setup.frames[name].name(int(found[0]))
+        frames, keys = setup.frames[name], setup.statistics[name].keys
+        for k, level in enumerate(levels):
+            of_level = np.flatnonzero(frames.levels == k)
+            for other, known in seen.items():
+                theirs = setup.statistics["train" if other == "training" else other].keys
+                found = of_level[np.isin(keys[of_level], theirs)]
+                if not len(found):
+                    continue
+                at = np.unique(known.levels[np.isin(theirs, keys[found])])
+                there = f" of {', '.join(levels[j] for j in at)}" if level else ""
                 yield (
-                    f"{len(found)} of {len(keys)} {name} frames have the same structure as {other} frames (the first: "
-                    f"{where}): their errors say little about new structures"
+                    f"{f'{level}: ' if level else ''}{len(found)} of {len(of_level)} {name} frames have the same "
+                    f"structure as {other} frames{there} (the first: {frames.name(int(found[0]))}): their errors say "
+                    "little about new structures"
                 )
-        seen[name] = keys
+        seen[name] = frames
 
 
 def _groups(setup: Setup) -> Iterator[str]:
@@ -173,7 +191,7 @@ def _unread(setup: Setup) -> Iterator[str]:
     config = setup.config.data
     if config.dataset is not None:
         return
-    read = {key for key in config.keys.model_dump().values() if isinstance(key, str)}
+    read = {key for part in config.parts for key in part.keys.model_dump().values() if isinstance(key, str)}
     for part in dict.fromkeys(part for frames in setup.frames.values() for part in _parts(frames.data)):
         for key, pattern in _STATES.items():
             names = [
@@ -190,7 +208,7 @@ def _unread(setup: Setup) -> Iterator[str]:
 
 def _parts(data: Dataset) -> Sequence[Dataset]:
     """Return the files of a data set."""
-    return data.datasets if isinstance(data, ConcatDataset) else [data]
+    return [file for part in data.datasets for file in _parts(part)] if isinstance(data, ConcatDataset) else [data]
 
 
 def _single_atoms(setup: Setup) -> Iterator[str]:
@@ -252,6 +270,11 @@ def _settings(setup: Setup, total_steps: int) -> Iterator[str]:
                 f"training.{key}.start is {stage.start}, and there are {training.max_epochs} epochs, counted from 0: "
                 "the stage never starts"
             )
+    if training.loss.relative_energy == 0 and any(part.keys.group for part in setup.config.data.parts):
+        yield (
+            "data.keys.group keeps groups whole in a random split; relative energies in a group have no weight in the "
+            "loss: set training.loss.relative_energy to train them"
+        )
     frames = setup.frames["train"]
     if training.max_atoms is None and training.max_edges is None and training.batch_size > len(frames):
         size = training.batch_size

@@ -311,8 +311,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
     config = setup.config
     if trainer.packed is not None:
         trainer.packed.forget_graphs()  # their memory is needed
-    subsets = [name for name in SUBSETS[1:] if name in setup.frames] or ["train"]
-    frames = {name: part for subset in subsets for name, part in _by_level(setup, subset)}
+    frames = _evaluated(setup)
     evaluations = {name: evaluate_saved(folder / BEST, setup, part) for name, part in frames.items()}
     errors = {name: evaluation.errors for name, evaluation in evaluations.items()}
 
@@ -345,14 +344,22 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
     return errors
 
 
-def _by_level(setup: Setup, subset: str) -> Iterator[tuple[str, Frames]]:
-    """Yield the frames of a subset, by level if there are several."""
-    frames, names = setup.frames[subset], setup.potential.level_names
-    for k, name in enumerate(names):
-        if (frames.levels == k).any():
-            yield f"{subset}, {name}", frames.of(frames.levels == k)
+def _evaluated(setup: Setup) -> dict[str, Frames]:
+    """Return the frames of final errors: of validation and test, by level of theory if there are several; those of
+    training where there are no others, as of replayed structures."""
+    kept = [name for name in SUBSETS[1:] if name in setup.frames]
+    names = setup.potential.level_names
     if not names:
-        yield subset, frames
+        return {name: setup.frames[name] for name in kept or ["train"]}
+    found: dict[str, Frames] = {}
+    for subset in kept:
+        frames = setup.frames[subset]
+        found |= {f"{subset}, {n}": frames.of(frames.levels == k) for k, n in enumerate(names) if k in frames.levels}
+    train, _ = setup.frames["train"].once
+    for k, name in enumerate(names):
+        if k in train.levels and not any(f"{subset}, {name}" in found for subset in kept):
+            found[f"train, {name}"] = train.of(train.levels == k)
+    return found
 
 
 def unlearned(evaluation: Evaluation, loss: LossConfig | None = None) -> Iterator[str]:

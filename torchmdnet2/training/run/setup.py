@@ -33,16 +33,27 @@ from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
 from .fine_tuning import NOT_STATED, fine_tuned, freeze, refit_references, start_facts, with_replay
-from .levels import LevelData, by_level, fitted_levels, level_config, levels_of, refit_level
+from .levels import (
+    LevelData,
+    added_levels,
+    by_level,
+    fitted_levels,
+    levels_of,
+    refit_level,
+    replayed_level,
+    require_one_level,
+)
 from .references import atom_files, potential_config, reference_notes, trusted, with_isolated, with_pair_fit
 from .subsets import (
     SUBSETS,
+    Subsets,
     file_digests,
     files_of,
     joined,
     labels_of,
     open_subsets,
     require_searchable,
+    share_notes,
     survey,
     weight_keys,
     weight_notes,
@@ -101,12 +112,7 @@ def make_setup(config: Config) -> Setup:
     untrained = config.untrained()
     shapes = predicted_shapes(untrained)
     keys, levels = labels_of(config.data, _keys_of(config, config.data, shapes)), levels_of(config)
-    parts = [
-        open_subsets(
-            part, labels_of(part, _keys_of(config, part, shapes)), label_units(part.units.model_dump(), shapes)
-        )
-        for part in config.data.parts
-    ]
+    parts = [_opened(config, k, shapes) for k in range(len(config.data.parts))]
     data = parts[0] if config.data.sources is None else joined(parts, config.data.sources, levels)
     frames = {name: Frames(dataset, indices, untrained.cutoff) for name, (dataset, indices) in data.items()}
     for part in frames.values():
@@ -115,6 +121,7 @@ def make_setup(config: Config) -> Setup:
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])
     notes: list[str] = [*weight_notes(config, frames), *_stated(frames)]
+    notes += share_notes(data, config.data.sources or [])
     largest = untrained.representation.max_z
     if max(facts["elements"]) >= largest:
         symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
@@ -138,23 +145,17 @@ def make_setup(config: Config) -> Setup:
             notes += begun
             if config.init.replay is not None:
                 count = len(frames["train"])
-                frames["train"] = with_replay(frames["train"], config.init.replay, potential)
+                frames["train"] = with_replay(
+                    frames["train"], config.init.replay, potential, replayed_level(config) if levels[1:] else None
+                )
                 found["train"] = statistics(frames["train"].data, frames["train"].indices)
                 notes.append(f"replay: {len(frames['train']) - count} structures, labelled by the model as it starts")
     if len(levels) > 1:
-        counts = np.bincount(frames["train"].levels, minlength=len(levels)).tolist()
+        counts = np.bincount(frames["train"].once[0].levels, minlength=len(levels)).tolist()
         listed = ", ".join(f"{name} ({n} training frames)" for name, n in zip(levels, counts, strict=True))
         notes.append(f"levels of theory: {listed}; the first is the default of the model")
     notes += [] if atoms is None else reference_notes(atoms, facts["elements"])
-    if potential.determined is not None:
-        notes.append(f"note: {potential.determined.sentence(potential.elements)}")
-        for name in SUBSETS[1:]:
-            strange = 0 if name not in found else _undetermined_frames(potential, found[name])
-            if strange:
-                notes.append(
-                    f"note: {strange} {name} frames have compositions whose reference energies are not "
-                    "determined: their errors mean nothing"
-                )
+    notes += _undetermined(potential, frames)
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits: dict[str, Any] = {
         name: [
@@ -179,6 +180,30 @@ def make_setup(config: Config) -> Setup:
         if name not in ("charge", "spin", "numbers", "positions", *FRAME_LABELS)
     ]
     return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
+
+
+def _opened(config: Config, number: int, shapes: Mapping[str, str]) -> Subsets:
+    """Return the subsets of the source of this number.
+
+    Raises:
+        As `open_subsets`.
+    """
+    part = config.data.parts[number]
+    units = label_units(part.units.model_dump(), shapes)
+    try:
+        return open_subsets(part, labels_of(part, _keys_of(config, part, shapes)), units)
+    except BadData as error:
+        if config.data.sources is None or config.data.sources[number].keys is None:
+            raise
+        raise BadData(str(error).replace("data.keys.", f"data.sources.{number}.keys.")) from error
+    except BadConfig as error:
+        place, _, text = str(error).partition(": ")
+        if config.data.sources is None or place != "data.split":
+            raise
+        raise BadConfig(
+            f"data.sources.{number}.split ({part.train}): {text}. Numbers in data.split are for each source; give this "
+            "one its own, as {train: …, split: {train: 0.8, validation: 0.1}}"
+        ) from error
 
 
 def _keys_of(config: Config, data: DataConfig, shapes: Mapping[str, str]) -> dict[str, str]:
@@ -226,17 +251,17 @@ def from_base_model(
     """
     base = config.base()
     assert config.init is not None and base is not None
-    known = (facts["elements"], own.facts["isolated"], facts["charges"], facts["odd_electrons"])
+    elements, charges = own.facts["elements"], own.facts["charges"]
+    known = (elements, own.facts["isolated"], charges, facts["odd_electrons"], facts["elements"])
     potential, notes = fine_tuned(base, config.parts(), *known)
     potential.metadata = start_facts(base.metadata, config.init.file)
-    begun = [copy.deepcopy(prior) for prior in potential.config["priors"]]
+    start = copy.deepcopy(potential.config)
     fits = any(prior.get("energies") in ("auto", "fit") for prior in config.priors)
     if fits:
         potential = potential.to(device_of(config.training.device))
         notes.append(refit_references(potential, own.frames, own.facts, 32, own.facts["isolated"], base.elements))
     if len(levels) > 1:
-        potential.set_levels(levels[0], {name: level_config(config, name, {**potential.config, "priors": begun})
-                                         for name in levels[1:]})  # fmt: skip
+        potential.set_levels(levels[0], added_levels(config, base, start, levels[1:], further))
         for name, part in further.items():
             if fits and config.levels.get(name, LevelConfig()).references == "own":
                 notes.append(f"{name}: {refit_level(potential, name, part, base.elements)}")
@@ -264,11 +289,25 @@ def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
                 )
 
 
-def _undetermined_frames(potential: Potential, found: Statistics) -> int:
-    """Return the number of frames with an energy whose composition has no determined reference energy."""
-    assert potential.determined is not None
-    counts = found.counts * (np.array(found.elements) > potential.atom_filter)
-    return int((~potential.determined.covers(counts, found.elements) & ~np.isnan(found.energies)).sum())
+def _undetermined(potential: Potential, subsets: Mapping[str, Frames]) -> Iterator[str]:
+    """Yield notes about compositions without determined reference energies, at each level of theory."""
+    for k, level in enumerate(potential.level_names or [""]):
+        alone, at = (potential.at_level(level), f"{level}: ") if level else (potential, "")
+        if alone.determined is None:
+            continue
+        yield f"note: {at}{alone.determined.sentence(alone.elements)}"
+        for name in SUBSETS[1:]:
+            if name not in subsets or not (of_level := subsets[name].levels == k).any():
+                continue
+            frames = subsets[name].of(of_level)
+            found = statistics(frames.data, frames.indices)
+            counts = found.counts * (np.array(found.elements) > potential.atom_filter)
+            strange = ~alone.determined.covers(counts, found.elements) & ~np.isnan(found.energies)
+            if strange.any():
+                yield (
+                    f"note: {at}{strange.sum()} {name} frames have compositions whose reference energies are not "
+                    "determined: their errors mean nothing"
+                )
 
 
 def _is_frozen(module: torch.nn.Module) -> bool:
@@ -290,12 +329,14 @@ def naming_frames(setup: Setup) -> Iterator[None]:
 
 
 def require_usable(setup: Setup) -> None:
-    """Raise BadData for subsets without labels, or with elements that the model does not know.
+    """Raise BadData for subsets without labels, with elements that the model does not know, or with files of several
+    levels of theory that are not declared.
 
     A spin that the model does not know is a ValueError, as in evaluation.
     """
     loss = setup.config.training.loss
     names, potential = setup.potential.level_names, setup.potential
+    require_one_level(setup)
     if loss.relative_energy > 0 and not setup.frames["train"].has_groups:
         raise BadData(
             "training.loss.relative_energy: no two training frames of one level of theory have the same entry "

@@ -119,10 +119,11 @@ def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
 def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
     """Log data, model and settings at the start."""
     parameters = sum(p.numel() for p in trainer.parameters)
-    counts = ", ".join(f"{len(setup.frames[name])} {name}" for name in SUBSETS if name in setup.frames)
+    counts = ", ".join(f"{len(setup.frames[name].once[0])} {name}" for name in SUBSETS if name in setup.frames)
     total = len(setup.frames["train"])
     log.say(f"torchmdnet2 {__version__}, {trainer.device}, {setup.config.training.precision}")
-    log.say(f"frames: {counts}")
+    distinct = len(setup.frames["train"].once[0])
+    log.say(f"frames: {counts}{'' if distinct == total else f'; an epoch has {total}, with repetitions'}")
     if setup.config.data.citation != "not stated":
         log.say(f"please cite the data: {setup.config.data.citation}")
     for name, labelled in setup.labelled.items():

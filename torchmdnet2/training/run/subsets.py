@@ -26,7 +26,7 @@ from ..steps.batches import Frames, frame_labels, in_order
 
 __all__ = [
     "SUBSETS", "Subsets", "file_digests", "files_of", "joined", "labels_of", "open_subsets", "periodic_heights",
-    "require_searchable", "survey", "weight_keys", "weight_notes",
+    "require_searchable", "share_notes", "survey", "weight_keys", "weight_notes",
 ]  # fmt: skip
 
 
@@ -69,6 +69,31 @@ def joined(parts: Sequence[Subsets], sources: Sequence[SourceConfig], levels: Se
     if "train" not in found:
         raise BadConfig("data.split: no frame is left for training")
     return found
+
+
+def share_notes(subsets: Subsets, sources: Sequence[SourceConfig]) -> Iterator[str]:
+    """Yield how many frames of each source an epoch has, if sources have shares.
+
+    Args:
+        subsets: of `joined`.
+        sources: as in the configuration.
+    """
+    if all(source.share is None for source in sources):
+        return
+    data, indices = subsets["train"]
+    assert isinstance(data, ConcatDataset)
+    owner = np.searchsorted(np.cumsum([len(part) for part in data.datasets]), indices, side="right")
+    texts = []
+    for k, source in enumerate(sources):
+        drawn = np.array(indices)[owner == k]
+        times, share = len(drawn) / len(np.unique(drawn)), len(drawn) / len(indices)
+        each = "once" if times == 1 else f"{times:.3g} times"
+        texts.append(f"the {len(np.unique(drawn))} of {_first(source.train)} {each} ({share:.0%})")
+    yield f"training frames in an epoch, by the shares of sources: {', '.join(texts)}"
+
+
+def _first(files: str | list[str]) -> str:
+    return files if isinstance(files, str) else f"{files[0]}{' …' if len(files) > 1 else ''}"
 
 
 def _with_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list[int]:
