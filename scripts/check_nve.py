@@ -55,7 +55,8 @@ def with_openmm(options: argparse.Namespace, start: Atoms, platform: str) -> np.
     if start.pbc.all():
         topology.setPeriodicBoxVectors(start.cell.array * unit.angstrom)
         system.setDefaultPeriodicBoxVectors(*(start.cell.array / 10))
-    system.addForce(create_force(options.model, topology, device=options.device, dtype=options.dtype))
+    how = {"device": options.device, "dtype": options.dtype, "precision": options.precision}
+    system.addForce(create_force(options.model, topology, **how))
     integrator = openmm.VerletIntegrator(options.timestep * unit.femtosecond)
     context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName(platform))
     context.setPositions(start.positions / 10)
@@ -87,11 +88,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=300.0, help="K, of the first velocities")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--precision", default="native", help="native or mixed (on a GPU, hosts ase and md)")
+    parser.add_argument("--precision", default="native", choices=("native", "mixed"), help="mixed: on a GPU")
     parser.add_argument("--hosts", default="ase,md,openmm Reference,openmm CPU")
     options = parser.parse_args()
-    if options.precision != "native" and "openmm" in options.hosts:
-        parser.error("--precision is for the hosts ase and md: give --hosts ase,md")
     options.steps = round(options.time * 1000 / options.timestep)
 
     start = read(options.structure)
