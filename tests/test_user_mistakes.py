@@ -12,7 +12,7 @@ from torchmdnet2.benchmark import Benchmark, Timing
 from torchmdnet2.checkpoint import read_header, save
 from torchmdnet2.core.devices import device_of
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.errors import BadCheckpoint, StructureWarning, UnknownElement, UnknownModel
+from torchmdnet2.errors import BadCheckpoint, BadData, StructureWarning, UnknownElement, UnknownModel
 
 
 @pytest.fixture
@@ -376,9 +376,14 @@ def test_the_log_of_lammps_replaces_no_input(capsys, folder, log):
 
 
 def test_charge_and_spin_of_structures_from_ase():
-    molecule = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": 1})
-    stated, given = System.from_ase(molecule), System.from_ase([molecule, molecule], charge=-1, spin=1)
-    assert stated.charge.tolist() == [1] and given.charge.tolist() == [-1, -1] and given.spin.tolist() == [1, 1]
+    molecule = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
+    given = System.from_ase([molecule, molecule], charge=-1, spin=1)
+    assert given.charge.tolist() == [-1, -1] and given.spin.tolist() == [1, 1]
+    molecule.info["charge"] = 1
+    assert System.from_ase(molecule).charge.tolist() == [1]
+    for charge in (-1, 0.5):
+        with pytest.raises(BadData, match="charge"):
+            System.from_ase(molecule, charge=charge)
 
 
 def test_open_shells_are_named_where_the_model_knows_closed_ones_only():

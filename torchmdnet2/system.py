@@ -187,7 +187,7 @@ class System:
         atoms: Atoms | Sequence[Atoms],
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
-        charge: float | None = None,
+        charge: int | None = None,
         spin: int | None = None,
     ) -> System:
         """Return structures from ASE, with the total charge and multiplicity that they state, else 0.
@@ -200,12 +200,13 @@ class System:
             atoms: one ase.Atoms or a sequence of them; they are not changed.
             dtype: floating-point type of positions and cells.
             device: where the tensors go.
-            charge: total charge of each structure, e; None: as it states.
-            spin: multiplicity of each; None: as it states.
+            charge: total charge of each structure, e, which must agree with what it states; None: as it states.
+            spin: multiplicity of each, likewise.
 
         Raises:
             BadData: a structure has no atoms, or the dummy cell of a PDB file; a charge or spin is not a whole number,
-                or two statements differ; positions are not in Å by an entry of `info`.
+                or two statements, or a statement and what is given, differ; positions are not in Å by an entry of
+                `info`.
             TypeError: something else is given.
         """
         import numpy as np
@@ -226,8 +227,7 @@ class System:
         cells = [cell_of(a) for a in frames]
         cell = np.array([cell for cell, _ in cells]).reshape(-1, 3, 3)
         pbc = np.array([pbc for _, pbc in cells]).reshape(-1, 3)
-        stated = [charge_and_spin(a) if charge is None or spin is None else (None, None) for a in frames]
-        states = [(own if charge is None else charge, s if spin is None else spin) for own, s in stated]
+        states = [charge_and_spin(a, charge, spin) for a in frames]
         return cls(
             z=torch.as_tensor(z, dtype=torch.long, device=device),
             pos=torch.as_tensor(pos, dtype=dtype, device=device),

@@ -54,14 +54,20 @@ FURTHER = (
     "weakly by 0.4 kcal/mol on average (S66). The errors below are those of geometries as built, without dynamics, "
     "beside the teacher."
 )
-LEVEL = "ωB97M-D3(BJ)"
+LEVEL = "ωB97M-D3(BJ), torsions ωB97X-D3(BJ)"
 SOURCES = {
     "licence": "torsions: TorsionTest2000, MIT, © 2025 Leif Jacobson; structures: public data of NCI/DTP, SPICE (CC0), "
     "and, as the other labels, of this project (MIT)",
     "citation": "D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025); J. Weber and others, "
     "arXiv:2505.06462",
 }
-"""Of the data that `FURTHER` names. Its basis sets differ; the level is the method, which users give as `level`."""
+"""Of the data that `FURTHER` names, which has the basis sets; users write the level as `level=`."""
+
+OF_TEACHER = {
+    "licence": "structures: public data of NCI/DTP, SPICE (CC0), and, as the labels by AIMNet2 (MIT), of this project",
+    "citation": "D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025)",
+}
+"""Of the data of models that were trained on the teacher alone."""
 
 SETS = {
     "torsions, scans not trained on: profile": ("0.23", "0.80"),
@@ -113,7 +119,7 @@ def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool
     about |= {"Training, continued": FURTHER} if sources else {"Teacher": TEACHER + INHERITED}
     about |= {"Tests beside references": beside_references(bool(sources))}
     about |= {"Speed": speed} if speed else {}
-    data |= {"level_of_theory": LEVEL, **SOURCES} if sources else {}
+    data |= {"level_of_theory": LEVEL, **SOURCES} if sources else OF_TEACHER
     split = {"split": "by Bemis-Murcko scaffold, scripts/organic/molecules.py"}
     return {**metadata, "config": config, "data": {**data, **split}, "errors": by_kind, "about": about}
 

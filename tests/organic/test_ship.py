@@ -48,7 +48,8 @@ def test_the_card_says_what_the_model_learned_from(ship, scripts, tmp_path, caps
     assert ("Its errors are inherited" in card) != further
     level = scripts("ship").LEVEL if further else metadata["data"]["level_of_theory"]
     assert f"| Level of theory | {level} |" in card
-    assert ("| Citation of the data | D. Anstine" in card) == further
+    assert "| Citation of the data | D. Anstine" in card
+    assert ("J. Weber and others, arXiv:2505.06462 |" in card) == further
     header = json.dumps(read_header(target))
     assert str(tmp_path) not in header and ("labels/train.h5" in header) == further
     again = load(target)

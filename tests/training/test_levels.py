@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
@@ -19,7 +20,7 @@ from torchmdnet2 import checkpoint
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.core.html_page import figure_png
 from torchmdnet2.data.labels import GROUP, LEVEL
-from torchmdnet2.errors import BadConfig, BadData, UnknownElement
+from torchmdnet2.errors import BadConfig, BadData, UndeterminedEnergyWarning, UnknownElement
 from torchmdnet2.potential.potential import SYMBOLS, Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
@@ -27,6 +28,7 @@ from torchmdnet2.training.reporting import report
 from torchmdnet2.training.reporting.log import TrainingLog
 from torchmdnet2.training.reporting.report import model_card
 from torchmdnet2.training.run.ensemble import run_members
+from torchmdnet2.training.run.levels import require_one_level
 from torchmdnet2.training.run.notes import data_notes
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
@@ -83,6 +85,7 @@ def after_an_epoch(trainer):
 
 def test_a_training_and_what_it_leaves(two, tmp_path):
     """The file lists its levels, a level is an ordinary model, and errors are stated by level."""
+    two["data"]["sources"][1] |= {"licence": "CC0", "citation": "somebody"}
     path = run_training(parse_config(two))
     errors = json.loads((path.parent / "metrics.json").read_text())
     assert set(errors) == {f"{subset}, {level}" for subset in ("validation", "test") for level in ("A/TZ(1.0)", "B")}
@@ -90,6 +93,7 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
     assert whole.level_names == ["A/TZ(1.0)", "B"] and whole.level_of_theory == "A/TZ(1.0)"
     card = model_card(whole.config, whole.metadata)
     assert "A/TZ(1.0), B" in card
+    assert f"| B | `{tmp_path / 'b.xyz'}` | 4 | CC0 | somebody |" in card.partition("## Sources")[2]
     references = [part.partition("\n##")[0] for part in card.partition("## Reference energies")[2].split("\n### ")[1:]]
     assert [part.split("\n")[0] for part in references] == ["A/TZ(1.0)", "B"]
     for part, level in zip(references, whole.level_names, strict=True):
@@ -103,6 +107,7 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
         checkpoint.save(potential, tmp_path / "one.tmn")
         alone = torchmdnet2.load(tmp_path / "one.tmn")
         assert alone.level_of_theory == name and alone.level_names == []
+        assert set(alone.metadata["errors"]) == {"validation", "test"} and "levels" not in alone.metadata["data"]
         for found in (potential, alone.double()):
             result = [found(System.from_ase(atoms)) for atoms in frames]
             misses = [float(r.energy) - atoms.get_potential_energy() for r, atoms in zip(result, frames, strict=True)]
@@ -303,6 +308,7 @@ FAULTS = {
                     "several levels of theory need a head of energies"),
     "splits of a source": (lambda raw: raw["data"]["sources"][0].update(split={"file": "s.json"}),
                            r"sources\.0: split\.file belongs to a training on one source"),
+    "no weight": (lambda raw: raw["data"]["sources"][0].update(weight=0), r"s\.0\.weight: should be greater than 0"),
     "nothing": (lambda raw: raw["data"].update(sources=[]), "at least one source"),
     "capitals": (lambda raw: raw["data"]["sources"].append({"train": "c.xyz", "level": "b"}),
                  "the levels 'B' and 'b' differ only in spelling"),
@@ -342,6 +348,51 @@ def test_structures_that_another_level_trains_on_are_named(two, tmp_path):
                for note in leaks)  # fmt: skip
     assert all("b.xyz, frame" in note for note in leaks if note.startswith("B: "))
     assert sum("warmup_steps" in note for note in notes) == 1  # not for each level
+
+
+def test_files_that_are_far_from_others_for_a_good_reason_are_trained(raw_config, tmp_path):
+    """Large and small structures, whose energies per atom differ by their bonds; files with few frames are checked."""
+    rng = np.random.default_rng(0)
+
+    def copper(size, bound, count):
+        frames = []
+        for _ in range(count):
+            atoms = Atoms(
+                ["Cu"] * size, 2.5 * np.indices((4, 4, 4)).reshape(3, -1).T[:size] + rng.normal(0, 0.05, (size, 3))
+            )
+            energy = -1000.0 * size - bound * size + rng.normal(0, 0.02)
+            atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=rng.normal(0, 0.1, (size, 3)))
+            frames.append(atoms)
+        return frames
+
+    raw_config["model"]["max_z"] = 30
+    files = [str(tmp_path / name) for name in ("bulk.xyz", "small.xyz")]
+    raw_config["data"] = {"train": files, "split": {"validation": 2, "test": 0}}
+    write(files[0], [*copper(27, 3.5, 20), *copper(32, 3.5, 20)], format="extxyz")
+    write(files[1], copper(2, 1.0, 20), format="extxyz")
+    require_one_level(make_setup(parse_config(raw_config)))
+    write(files[1], copper(27, 1.0, 4), format="extxyz")
+    with pytest.raises(BadData, match=r"small\.xyz are .* eV per atom from those of"):
+        require_one_level(make_setup(parse_config(raw_config)))
+
+
+def test_replayed_structures_are_no_other_level(raw_config, tmp_path):
+    first = run_training(parse_config(raw_config))
+    frames = make_frames(30)
+    write(tmp_path / "a.xyz", frames[:16], format="extxyz")
+    write(tmp_path / "b.xyz", frames[16:], format="extxyz")
+    raw = {**raw_config, "init": {"file": str(first), "replay": str(tmp_path / "a.xyz")}}
+    raw["data"] = {"train": [str(tmp_path / "a.xyz"), str(tmp_path / "b.xyz")], "split": {"validation": 4, "test": 0}}
+    raw.pop("model")
+    require_one_level(make_setup(parse_config(raw)))
+
+
+def test_levels_that_share_references_and_are_far_apart_are_named(two):
+    two["levels"] = {"B": {"references": "shared"}}
+    notes = data_notes(make_setup(parse_config(two)), 1000)
+    assert any(note.startswith("B: energies are +5") and "references: own" in note for note in notes)
+    two["levels"] = {}
+    assert not any("references: own" in note for note in data_notes(make_setup(parse_config(two)), 1000))
 
 
 def test_words_about_shares_splits_and_keys_of_a_source(two, capsys):
@@ -534,12 +585,22 @@ def test_fine_tuning_with_replay(two, raw_config, tmp_path):
     assert parse_config(from_level).base().level_of_theory == "A/TZ(1.0)"
     with pytest.raises(BadConfig, match=r"levels\.A/TZ.*\.scale: fine-tuning keeps the scale of its file"):
         parse_config({**two, "levels": {"A/TZ(1.0)": {"scale": "own"}}})
+    two["data"]["sources"][0]["level"] = "a/tz(1.0)"
+    with pytest.raises(BadConfig, match=r"the level 'a/tz\(1\.0\)' and 'A/TZ\(1\.0\)', that of .* differ only"):
+        make_setup(parse_config(two))
+    two["data"]["sources"][0]["level"] = "A/TZ(1.0)"  # of labels by another method
+    notes = make_setup(parse_config(two)).notes
+    assert any("though the level of the labels is said to be that of the start, A/TZ(1.0)" in note for note in notes)
+    two["data"]["sources"][0]["level"] = "C"
+    notes = make_setup(parse_config({**two, "init": {"file": str(path)}})).notes
+    assert any("its levels A/TZ(1.0) are not kept (init.level chooses)" in note for note in notes)
     with pytest.raises(BadConfig, match=r"init\.level: the model has no level 'C'"):
         parse_config({**two, "init": {"file": str(path), "level": "C"}})
 
 
-def test_a_refit_leaves_the_level_of_the_start(two, raw_config, tmp_path, recwarn):
-    """Its elements and compositions stay known, also where the new frames have one molecule and a new element."""
+@pytest.mark.parametrize("atoms_too", [False, True], ids=["molecules", "and single atoms"])
+def test_a_refit_leaves_the_level_of_the_start(two, raw_config, tmp_path, recwarn, atoms_too):
+    """Its elements, compositions and energies stay, also where new frames have one molecule, a new element, atoms."""
     frames = [atoms for atoms in make_frames(60, seed=3) if 6 not in atoms.numbers]  # of the start
     write(tmp_path / "start.xyz", frames, format="extxyz")
     data = {"train": str(tmp_path / "start.xyz"), "split": {"validation": 2, "test": 0}, "level_of_theory": "A"}
@@ -547,7 +608,10 @@ def test_a_refit_leaves_the_level_of_the_start(two, raw_config, tmp_path, recwar
     base = checkpoint.load(first, dtype="float64")
     assert base.elements == [1, 8]
     new = [atoms for atoms in make_frames(80, seed=4) if len(atoms) == 5][:12]
-    write(tmp_path / "b.xyz", other_level(new), format="extxyz")
+    alone = [Atoms([z], info={"energy": REFERENCES[z] + 5.0}) for z in (1, 6, 8)] if atoms_too else []
+    for atom in alone:
+        atom.calc = SinglePointCalculator(atom, energy=atom.info.pop("energy"), forces=np.zeros((1, 3)))
+    write(tmp_path / "b.xyz", [*alone, *other_level(new)], format="extxyz")
     write(tmp_path / "general.xyz", frames[:6], format="extxyz")
     two["data"]["sources"] = [{"train": str(tmp_path / "b.xyz"), "level": "B"}]
     two["data"]["split"] = {"validation": 2, "test": 2}
@@ -559,7 +623,7 @@ def test_a_refit_leaves_the_level_of_the_start(two, raw_config, tmp_path, recwar
     assert kept.determined == base.determined
     system = System.from_ase(frames[:6])
     assert torch.allclose(kept.eval()(system).energy, base(system).energy, rtol=0, atol=1e-4)
-    assert not [w for w in recwarn if "mean nothing" in str(w.message)]
+    assert not [w for w in recwarn if issubclass(w.category, UndeterminedEnergyWarning)]
     with pytest.raises(UnknownElement):
         kept(System.from_ase(new[0]))
 

@@ -393,9 +393,12 @@ class Potential(nn.Module):
         part = self._with(levels=nn.ModuleList())
         part.level_names = []
         part.config = {key: value for key, value in self.config.items() if key not in ("level", "levels")}
-        data = self.metadata.get("data")
-        part.metadata = {**self.metadata, "data": {**(data if isinstance(data, Mapping) else {}),
-                                                   "level_of_theory": name}}  # fmt: skip
+        data, errors = self.metadata.get("data"), self.metadata.get("errors")
+        kept = {k: v for k, v in data.items() if k != "levels"} if isinstance(data, Mapping) else {}
+        part.metadata = {**self.metadata, "data": {**kept, "level_of_theory": name}}
+        if isinstance(errors, Mapping):  # of "test, LEVEL"
+            of_level = {subset.partition(", ")[::2]: found for subset, found in errors.items()}
+            part.metadata["errors"] = {k: found for (k, of), found in of_level.items() if of in ("", name)}
         if name != self.level_names[0]:
             level: Level = self.levels[self.level_names.index(name) - 1]  # type: ignore[assignment]
             part.config = level.complete(part.config)

@@ -217,7 +217,7 @@ class Config(Section):
         description="levels of theory of data.sources but the first: name -> {readout, references, scale}",
     )
     init: InitConfig | None = Field(
-        default=None, description="fine-tuning: {file, freeze, replay}; model, head and priors from the file"
+        default=None, description="fine-tuning: {file, level, freeze, replay}; model, head and priors from the file"
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     output: OutputConfig = Field(default_factory=OutputConfig)

@@ -175,7 +175,7 @@ def first_error(error: ValidationError, source: str, elsewhere: Mapping[str, lis
                     hint = f": write a space after the colon, as in {{{name}: {value}}}"
                 elif sections and not any(edits(key, word) == 1 for word in context["known"]):
                     longer = [word for word in context["known"] if word.startswith(f"{key}_")]
-                    hint = f" here; it belongs to {' or '.join(sections)}"
+                    hint = f" here; it belongs to {' or '.join(dict.fromkeys(sections))}"
                     hint += f", or did you mean '{longer[0]}'?" if longer else ""
                 else:
                     hint = closest(key, context["known"]) or f" (known: {', '.join(context['known'])})"

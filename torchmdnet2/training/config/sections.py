@@ -416,10 +416,14 @@ class SourceConfig(Section):
     keys: KeysConfig | None = Field(default=None, description="null: as data.keys")
     units: UnitsConfig | None = Field(default=None, description="null: as data.units")
     split: SplitConfig | None = Field(default=None, description="null: as data.split")
-    weight: NotNegative = Field(default=1.0, description="factor of the loss of these frames")
-    share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None, description="part of the frames of an epoch, by repetition; null: each frame once"
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1.0, description="factor of the loss of these frames"
     )
+    share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="part of the frames of all sources in an epoch, by repetition; null: each frame once"
+    )
+    licence: str = Field(default="not stated", description="licence of this file, for the model card")
+    citation: str = Field(default="not stated", description="what users of this file cite, for the model card")
 
     @field_validator("level", mode="after")
     @classmethod
@@ -568,7 +572,7 @@ class DataConfig(Section):
         """A section for each source; without `sources`, this one."""
         if self.sources is None:
             return [self]
-        given = ("train", "validation", "test", "format")
+        given = ("train", "validation", "test", "format", "licence", "citation")
         own = ("keys", "units", "split")
         return [
             self.model_copy(update={

@@ -158,7 +158,20 @@ def _data(data: Mapping[str, Any]) -> list[str]:
         lines.append("- frames: " + ", ".join(f"{count} {subset}" for subset, count in data["frames"].items()))
     if "split" in data:
         lines.append(f"- split: {data['split']}")
-    return [*lines, ""]
+    return [*lines, "", *_card_sources(data.get("sources") or [])]
+
+
+def _card_sources(sources: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of the sources of a training on several levels of theory."""
+    if not sources:
+        return []
+    rows = [
+        f"| {source['level']} | {', '.join(f'`{file}`' for file in source['files'])} | {source['frames']} | "
+        f"{source.get('licence', 'not stated')} | {source.get('citation', 'not stated')} |"
+        for source in sources
+    ]
+    head = "| level of theory | files | training frames | licence | citation |"
+    return ["## Sources", "", head, "|---|---|---|---|---|", *rows, ""]
 
 
 def _listed(values: Any, names: Mapping[Any, str] | None = None) -> str:

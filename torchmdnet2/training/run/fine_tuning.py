@@ -29,12 +29,12 @@ from ..steps.trainer import Properties, predict
 from .references import determined_by, least_change, require_references
 
 __all__ = [
-    "NOT_STATED", "fine_tuned", "first_names", "freeze", "reference_energies", "refit_references", "start_facts",
-    "with_replay",
+    "NOT_STATED", "SAME_LEVEL", "fine_tuned", "first_names", "freeze", "reference_energies", "refit_references",
+    "start_facts", "with_replay",
 ]  # fmt: skip
 
 
-_SAME_LEVEL = 0.3  # eV; between functionals, energies of atoms such as carbon and oxygen differ by more
+SAME_LEVEL = 0.3  # eV; between functionals, energies of atoms such as carbon and oxygen differ by more
 
 NOT_STATED = "not stated"
 _OF_DATA = ("Level of theory", "Licence", "Citation")
@@ -241,7 +241,7 @@ def _determined(
 ) -> Determined | None:
     """Return the compositions whose reference energies are determined after a refit."""
     found: dict[str, Any] = {"atom_filter": potential.atom_filter, "elements": potential.elements}
-    if any(abs(change.get(z, 0.0)) > _SAME_LEVEL for z in trained):
+    if any(abs(change.get(z, 0.0)) > SAME_LEVEL for z in trained):
         return determined_by(facts, known=isolated, **found)
     if potential.determined is None:
         return determined_by(facts, known=[*isolated, *trained], **found)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...data import Dataset, Statistics, statistics
+from ...data import ConcatDataset, Dataset, Statistics, statistics
 from ...data.dataset import Subset
-from ...data.label_checks import spread_out
-from ...errors import BadData
+from ...errors import BadConfig, BadData
 from ...potential.levels import Level
 from ...potential.potential import Potential
 from ..config.config import Config
 from ..config.sections import LevelConfig
 from ..steps.batches import Frames
-from .fine_tuning import refit_references
+from .fine_tuning import reference_energies, refit_references
 from .references import potential_config, trusted, with_isolated
 from .subsets import files_of, survey
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LevelData", "added_levels", "by_level", "fitted_levels", "level_config", "levels_of", "refit_level",
-    "replayed_level", "require_one_level",
+    "replayed_level", "require_one_level", "shared_notes",
 ]  # fmt: skip
 
 _REPLAYED = "model of init"
@@ -58,9 +58,16 @@ def levels_of(config: Config) -> list[str]:
     Structures of `init.replay` have the level of the file, which comes last.
     """
     names = config.data.levels
-    if names and (level := replayed_level(config)) not in (None, names[0]):
-        names = [*(name for name in names if name != level), level]
-    return names
+    level = replayed_level(config)
+    if not names or level is None:
+        return names
+    for name in names:
+        if name != level and " ".join(name.casefold().split()) == " ".join(level.casefold().split()):
+            raise BadConfig(
+                f"data.sources: the level '{name}' and '{level}', that of {config.init and config.init.file}, differ "
+                "only in spelling; give one name"
+            )
+    return names if level == names[0] else [*(name for name in names if name != level), level]
 
 
 def replayed_level(config: Config) -> str | None:
@@ -155,14 +162,18 @@ def added_levels(
     Args:
         config: of the run.
         base: the potential of the file of `init`.
-        start: configuration of the potential before the fit to the first level.
+        start: configuration of the potential.
         names: of the further levels.
         further: level -> its frames; without the level of structures that the model labels.
     """
     found = {}
+    references = reference_energies(base)
     for name in names:
         facts = further[name].facts if name in further else {"elements": [], "charges": []}
-        own = {"elements": sorted({*base.elements, *facts["elements"]})}
+        elements = sorted({*base.elements, *facts["elements"]})
+        energies = {str(z): references.get(z, 0.0) for z in elements}
+        priors = [{**p, "energies": energies} if p["name"] == "atomref" else p for p in start["priors"]]
+        own = {"elements": elements, "compositions": base.config.get("compositions"), "priors": priors}
         if base.total_charges is not None:
             own["total_charges"] = sorted({*base.total_charges, *facts["charges"]})
         found[name] = level_config(config, name, {**start, **own})
@@ -188,69 +199,126 @@ def refit_level(potential: Potential, name: str, part: LevelData, trained: Seque
 
 
 _SHARED, _APART = 3, 0.05  # structures in two files; eV between their energies, more than between settings of a method
-_PER_ATOM, _TIMES = 1.0, 20  # eV, more than between isomers and phases; rms of a fit
+_PER_ATOM, _TIMES, _LIKE = (
+    1.0,
+    20,
+    1.5,
+)  # eV; rms of fits; factor between sizes of structures, as of molecules and solids
+_BONDS = 10.0  # eV per atom, more than bonds have
+_OF_FIRST, _EACH, _AT_MOST = 500, 20, 5000  # frames of the largest file, of another one, of all
 
 
 def require_one_level(setup: Setup) -> None:
-    """Raise BadData if the training frames without declared levels come from files of several levels of theory.
+    """Raise BadData if the frames of `data.train` come from files of several levels of theory.
 
-    This is certain where the energies of a file are far from those that another file predicts for its compositions, or
-    where most structures that two files share have different energies.
+    This is certain where the energies of a file are far from those that the largest file predicts for its compositions,
+    or where most structures that two files share have different energies.
     """
-    frames, known = setup.frames["train"].once[0], setup.statistics["train"]
-    if setup.config.data.sources is not None or len(files_of(setup.config.data, "train", frames.data)) < 2:
+    train = setup.frames["train"]
+    data = train.data.datasets[0] if setup.replays and isinstance(train.data, ConcatDataset) else train.data
+    if setup.config.data.sources is not None or len(files_of(setup.config.data, "train", data)) < 2:
         return
-    if len(frames) < len(setup.frames["train"]):
-        known = statistics(frames.data, frames.indices)
-    names = np.array([_file_of(frames.name(k)) for k in range(len(frames))])
-    for one, other, apart in _apart(frames, known, names):
-        raise _undeclared(f"energies of {other} are {apart:+.3g} eV per atom from those of {one}", one, other)
-    _, first, number = np.unique(known.keys, return_index=True, return_inverse=True)
-    first = first[number.reshape(-1)]
-    difference = np.abs(known.energies - known.energies[first])
-    both = np.flatnonzero((names != names[first]) & ~np.isnan(difference))
-    for pair in sorted({(names[first[k]], names[k]) for k in both}):
-        of_pair = both[(names[first[both]] == pair[0]) & (names[both] == pair[1])]
-        apart = difference[of_pair] > _APART
-        if apart.sum() >= _SHARED and apart.mean() > 0.5:
-            raise _undeclared(
-                f"{len(of_pair)} structures are in {pair[0]} and in {pair[1]}, and {apart.sum()} of them have other "
-                f"energies there, by up to {difference[of_pair].max():.3g} eV",
-                *pair,
-            )
+    subsets = [name for name, frames in setup.frames.items() if frames.data is train.data or frames.data is data]
+    known = [setup.statistics[name] for name in subsets]
+    indices = np.concatenate([setup.frames[name].indices for name in subsets])
+    chosen = np.flatnonzero(indices < len(data))  # no replay
+    energies = np.concatenate([found.energies for found in known])[chosen]
+    chosen, energies = chosen[~np.isnan(energies)], energies[~np.isnan(energies)]
+    files, file = np.unique([_file_of(data.name(k)) for k in indices[chosen].tolist()], return_inverse=True)
+    if len(files) < 2:
+        return
+    for a, b, apart in _apart(data, indices[chosen], energies, file):
+        fault = f"energies of {files[b]} are {apart:+.3g} eV per atom from those of {files[a]}"
+        raise _undeclared(fault, files[a], files[b])
+    _, first, number = np.unique(
+        np.concatenate([f.keys for f in known])[chosen], return_index=True, return_inverse=True
+    )
+    difference = np.abs(energies - energies[first][number.reshape(-1)])
+    ones = file[first][number.reshape(-1)]
+    pairs, pair, counts = np.unique((ones * len(files) + file)[ones != file], return_inverse=True, return_counts=True)
+    far = np.bincount(pair.reshape(-1), difference[ones != file] > _APART, minlength=len(pairs))
+    for k in np.flatnonzero((far >= _SHARED) & (far > 0.5 * counts)):
+        one, other = (files[n] for n in divmod(int(pairs[k]), len(files)))
+        fault = f"{counts[k]} structures are in {one} and in {other}, {far[k]:.0f} of them with other energies"
+        raise _undeclared(fault, one, other)
 
 
-def _apart(frames: Frames, known: Statistics, names: np.ndarray) -> Iterator[tuple[str, str, float]]:
+def shared_notes(
+    frames: Frames, found: Statistics, levels: Sequence[str], settings: Mapping[str, LevelConfig]
+) -> Iterator[str]:
+    """Yield notes about levels whose energies are far from those of the first, whose reference energies they share.
+
+    Args:
+        frames: of training.
+        found: their statistics.
+        levels: names.
+        settings: of `levels` in the configuration.
+    """
+    shared = [k for k, name in enumerate(levels) if not k or settings.get(name, LevelConfig()).references == "shared"]
+    chosen = np.flatnonzero(np.isin(frames.levels, shared) & ~np.isnan(found.energies))
+    if len(shared) < 2 or not len(chosen):
+        return
+    for one, other, apart in _apart(frames.data, frames.indices[chosen], found.energies[chosen], frames.levels[chosen]):
+        yield (
+            f"{levels[other]}: energies are {apart:+.3g} eV per atom from those of {levels[one]}, and both share "
+            f"reference energies: set levels: {{{levels[other]}: {{references: own}}}}"
+        )
+
+
+def _apart(
+    data: Dataset, indices: np.ndarray, energies: np.ndarray, file: np.ndarray
+) -> Iterator[tuple[int, int, float]]:
     """Yield the file of most frames, another one whose energies are far from a fit of compositions and states to the
     first, and how far, eV per atom.
 
+    A distance that bonds can explain counts where structures are of like size and the energies of both files scatter
+    little around it.
+
     Args:
-        frames: training frames, each once.
-        known: their statistics.
-        names: [len(frames)] the file of each.
+        data: frames.
+        indices: [S] of frames with an energy.
+        energies: [S] eV.
+        file: [S] number of the file of each.
     """
-    chosen = spread_out(known)
-    chosen = chosen[~np.isnan(known.energies[chosen]) & (known.sizes[chosen] > 1)]
-    if not len(chosen):
-        return
-    system = frames.data.batch(frames.indices[chosen]).system
+    order = np.argsort(file, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(file))])
+    each = max(_SHARED, min(_EACH, _AT_MOST // (len(starts) - 1)))
+    largest = int(np.bincount(file).argmax())
+    spread = [
+        np.unique(np.linspace(a, b - 1, min(_OF_FIRST if k == largest else each, b - a)).astype(int))
+        for k, (a, b) in enumerate(pairwise(starts.tolist()))
+    ]
+    chosen = order[np.concatenate(spread)]
+    system = data.batch(indices[chosen]).system
+    sizes = np.bincount(system.batch.numpy(), minlength=len(chosen))
+    z, atom = np.unique(system.z.numpy(), return_inverse=True)
+    counts = np.zeros((len(chosen), len(z)))
+    np.add.at(counts, (system.batch.numpy(), atom.reshape(-1)), 1)
     states = np.stack([system.charge.numpy(), system.spin.numpy()], 1)
     kinds, kind = np.unique(states, axis=0, return_inverse=True)
-    columns = np.concatenate([known.counts[chosen], np.eye(len(kinds))[kind.reshape(-1)]], 1)
-    energies, sizes, names = known.energies[chosen], known.sizes[chosen], names[chosen]
-    files, counts = np.unique(names, return_counts=True)
-    one = files[counts.argmax()]
-    first = names == one
+    columns = np.concatenate([counts, np.eye(len(kinds))[kind.reshape(-1)]], 1)
+    energies, file = energies[chosen], np.where(sizes > 1, file[chosen], -1)
+    first = file == largest
     inverse = np.linalg.pinv(columns[first], rcond=1e-9)
     rest = energies - columns @ (inverse @ energies[first])
-    spread = float(np.sqrt(np.mean(rest[first] ** 2)))
     covered = np.abs(columns - columns @ (inverse @ columns[first])).max(1) < 1e-6  # by compositions of the first
-    for other in files[files != one].tolist():
-        within = covered & (names == other)
-        if within.sum() >= _SHARED:
-            size, difference = float(sizes[within].mean()), float(np.median(rest[within]))
-            if abs(difference) > max(_PER_ATOM * size, _TIMES * spread):
-                yield str(one), other, difference / size
+    size = float(sizes[first].mean()) if first.any() else 0.0
+    for other in np.unique(file[covered & (file >= 0) & ~first]).tolist():
+        within = covered & (file == other)
+        if within.sum() < _SHARED:
+            continue
+        apart = float(np.median(rest[within])) / float(sizes[within].mean())
+        scatter = max(np.sqrt(np.mean(rest[first] ** 2)), _scatter(columns[within], rest[within]))
+        like = 1 / _LIKE < float(sizes[within].mean()) / size < _LIKE
+        clear = abs(apart) > _PER_ATOM and abs(float(np.median(rest[within]))) > _TIMES * scatter and like
+        if clear or abs(apart) > _BONDS:
+            yield largest, other, apart
+
+
+def _scatter(columns: np.ndarray, values: np.ndarray) -> float:
+    """Return the rms of values that is left by a fit of the columns."""
+    left = values - columns @ (np.linalg.pinv(columns, rcond=1e-9) @ values)
+    return float(np.sqrt(np.mean(left**2)))
 
 
 def _file_of(name: str) -> str:

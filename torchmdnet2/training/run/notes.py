@@ -30,7 +30,9 @@ from ...potential.potential import SYMBOLS
 from ..config.sections import epoch_of
 from ..steps.batches import Frames
 from .fine_tuning import first_names, reference_energies
+from .levels import shared_notes
 from .references import singles
+from .subsets import files_of
 
 if TYPE_CHECKING:
     from .setup import Setup
@@ -59,6 +61,7 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
     return [
         *(f"{name}{note}" for name, part in parts if part is not None for note in _notes_of_labels(part)),
         *_leaks(setup),
+        *shared_notes(setup.frames["train"], setup.statistics["train"], names, setup.config.levels),
         *_doubts(setup),
         *_unread(setup),
         *_settings(setup, total_steps),
@@ -108,24 +111,27 @@ def _repetitions(setup: Setup) -> Iterator[str]:
 def _leaks(setup: Setup) -> Iterator[str]:
     """Yield notes about structures that are in two subsets, at one level of theory or at two."""
     levels = setup.potential.level_names or [""]
+    remedy = "; files for validation and test of each source avoid that" if setup.config.data.sources else ""
     seen: dict[str, Frames] = {"training": setup.frames["train"]}
     for name in ("validation", "test"):
         if name not in setup.frames:
             continue
         frames, keys = setup.frames[name], setup.statistics[name].keys
         for k, level in enumerate(levels):
-            of_level = np.flatnonzero(frames.levels == k)
+            of_level = np.flatnonzero(frames.levels == k) if level else np.arange(len(frames))
             for other, known in seen.items():
                 theirs = setup.statistics["train" if other == "training" else other].keys
                 found = of_level[np.isin(keys[of_level], theirs)]
                 if not len(found):
                     continue
-                at = np.unique(known.levels[np.isin(theirs, keys[found])])
-                there = f" of {', '.join(levels[j] for j in at)}" if level else ""
+                there = ""
+                if level:
+                    at = np.unique(known.levels[np.isin(theirs, keys[found])])
+                    there = f" of {', '.join(levels[j] for j in at)}"
                 yield (
                     f"{f'{level}: ' if level else ''}{len(found)} of {len(of_level)} {name} frames have the same "
                     f"structure as {other} frames{there} (the first: {frames.name(int(found[0]))}): their errors say "
-                    "little about new structures"
+                    f"little about new structures{remedy}"
                 )
         seen[name] = frames
 
@@ -191,12 +197,18 @@ def _unread(setup: Setup) -> Iterator[str]:
     config = setup.config.data
     if config.dataset is not None:
         return
-    read = {key for part in config.parts for key in part.keys.model_dump().values() if isinstance(key, str)}
+    read: dict[str, set[str]] = {}  # by file: a source may have its own keys
+    for section in config.parts:
+        own = {key for key in section.keys.model_dump().values() if isinstance(key, str)}
+        for name, frames in setup.frames.items():
+            for file in files_of(section, name, frames.data):
+                read.setdefault(file, set()).update(own)
+    everything = set().union(*read.values())
     for part in dict.fromkeys(part for frames in setup.frames.values() for part in _parts(frames.data)):
         for key, pattern in _STATES.items():
-            names = [
-                n for n in sorted(getattr(part, "available", ())) if re.search(pattern, n.lower()) and n not in read
-            ]
+            known = read.get(str(getattr(part, "path", "")), everything)
+            found = sorted(getattr(part, "available", ()))
+            names = [n for n in found if re.search(pattern, n.lower()) and n not in known]
             if names and not getattr(part, "counts", {}).get(key):
                 meaning = "0 in all frames" if key == "charge" else "1 (a singlet) in all frames"
                 yield (

@@ -51,6 +51,7 @@ from .folder import (
     require_alike,
     require_same_splits,
 )
+from .levels import require_one_level
 from .setup import SUBSETS, Setup, device_of, make_setup, naming_frames, require_usable
 from .start import introduce, make_trainer, own_torch_state, pack_steps, run_check, take_threads
 
@@ -122,6 +123,8 @@ def _run(
         with devices.together():
             setup = make_setup(config)
             require_usable(setup)
+            if not resuming:  # what an earlier version accepted can be continued
+                require_one_level(setup)
             held.enter_context(naming_frames(setup))
             trainer = make_trainer(setup, folder / STATE if devices.main else None)
             take_threads(setup, trainer)
@@ -298,6 +301,7 @@ def _train(
 # --- The end of a training: errors of the saved model, its metadata, the report ---
 
 _AT_ONCE = 64  # frames, at most
+_OF_TRAINING = 2000  # frames of a level, evenly spread, where none are held out
 _FEW = 8  # labels
 _UNLEARNED = 0.9  # of the spread of the labels
 
@@ -357,8 +361,9 @@ def _evaluated(setup: Setup) -> dict[str, Frames]:
         found |= {f"{subset}, {n}": frames.of(frames.levels == k) for k, n in enumerate(names) if k in frames.levels}
     train, _ = setup.frames["train"].once
     for k, name in enumerate(names):
-        if k in train.levels and not any(f"{subset}, {name}" in found for subset in kept):
-            found[f"train, {name}"] = train.of(train.levels == k)
+        own = np.flatnonzero(train.levels == k)
+        if len(own) and not any(f"{subset}, {name}" in found for subset in kept):
+            found[f"train, {name}"] = train.of(own[:: -(-len(own) // _OF_TRAINING)])
     return found
 
 
@@ -444,7 +449,7 @@ def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
         **start,
         "data": {
             "files": setup.digests,
-            "frames": {name: len(frames) for name, frames in setup.frames.items()},
+            "frames": {name: len(frames.once[0]) for name, frames in setup.frames.items()},
             "split": _split_text(config),
             "level_of_theory": (config.data.levels or [config.data.level_of_theory])[0],
             **({"levels": setup.potential.level_names} if setup.potential.level_names else {}),
@@ -454,6 +459,7 @@ def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
             "charges": facts["charges"],
             "spins": facts["spins"],
             "forces_rms": facts["forces_rms"],
+            **({"sources": facts["sources"]} if "sources" in facts else {}),
         },
         "licence": licence,
         "precision": config.training.precision,

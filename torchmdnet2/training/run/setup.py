@@ -32,7 +32,16 @@ from ..config.sections import (
 from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
-from .fine_tuning import NOT_STATED, fine_tuned, freeze, refit_references, start_facts, with_replay
+from .fine_tuning import (
+    NOT_STATED,
+    SAME_LEVEL,
+    fine_tuned,
+    freeze,
+    reference_energies,
+    refit_references,
+    start_facts,
+    with_replay,
+)
 from .levels import (
     LevelData,
     added_levels,
@@ -41,7 +50,6 @@ from .levels import (
     levels_of,
     refit_level,
     replayed_level,
-    require_one_level,
 )
 from .references import atom_files, potential_config, reference_notes, trusted, with_isolated, with_pair_fit
 from .subsets import (
@@ -49,11 +57,13 @@ from .subsets import (
     Subsets,
     file_digests,
     files_of,
+    first_file,
     joined,
     labels_of,
     open_subsets,
     require_searchable,
     share_notes,
+    source_facts,
     survey,
     weight_keys,
     weight_notes,
@@ -95,6 +105,11 @@ class Setup:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def replays(self) -> bool:
+        """True if the training frames end with structures that the starting model labels."""
+        return self.config.init is not None and self.config.init.replay is not None
+
+    @property
     def labelled(self) -> dict[str, int]:
         """Label -> number of training frames that have it, replay included."""
         found = self.statistics["train"].labelled
@@ -121,7 +136,9 @@ def make_setup(config: Config) -> Setup:
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])
     notes: list[str] = [*weight_notes(config, frames), *_stated(frames)]
-    notes += share_notes(data, config.data.sources or [])
+    if config.data.sources is not None:
+        facts["sources"] = source_facts(data, config.data.sources)
+        notes += share_notes(data, config.data.sources)
     largest = untrained.representation.max_z
     if max(facts["elements"]) >= largest:
         symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
@@ -149,13 +166,17 @@ def make_setup(config: Config) -> Setup:
                     frames["train"], config.init.replay, potential, replayed_level(config) if levels[1:] else None
                 )
                 found["train"] = statistics(frames["train"].data, frames["train"].indices)
-                notes.append(f"replay: {len(frames['train']) - count} structures, labelled by the model as it starts")
+                replayed = len(frames["train"]) - count
+                notes.append(f"replay: {replayed} structures, labelled by the model as it starts")
+                if levels:
+                    labels = {"level": replayed_level(config), "files": [config.init.replay], "frames": replayed}
+                    facts["sources"].append({**labels, "licence": f"labels by {config.init.file}"})
     if len(levels) > 1:
         counts = np.bincount(frames["train"].once[0].levels, minlength=len(levels)).tolist()
         listed = ", ".join(f"{name} ({n} training frames)" for name, n in zip(levels, counts, strict=True))
         notes.append(f"levels of theory: {listed}; the first is the default of the model")
     notes += [] if atoms is None else reference_notes(atoms, facts["elements"])
-    notes += _undetermined(potential, frames)
+    notes += _undetermined(potential, frames, found)
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits: dict[str, Any] = {
         name: [
@@ -200,10 +221,12 @@ def _opened(config: Config, number: int, shapes: Mapping[str, str]) -> Subsets:
         place, _, text = str(error).partition(": ")
         if config.data.sources is None or place != "data.split":
             raise
-        raise BadConfig(
-            f"data.sources.{number}.split ({part.train}): {text}. Numbers in data.split are for each source; give this "
-            "one its own, as {train: …, split: {train: 0.8, validation: 0.1}}"
-        ) from error
+        own = ""
+        if config.data.sources[number].split is None:
+            own = (
+                ". Numbers in data.split are for each source; give this one its own, as {train: …, split: {train: 0.8}}"
+            )
+        raise BadConfig(f"data.sources.{number}.split ({first_file(part.train or '')}): {text}{own}") from error
 
 
 def _keys_of(config: Config, data: DataConfig, shapes: Mapping[str, str]) -> dict[str, str]:
@@ -260,12 +283,19 @@ def from_base_model(
     if fits:
         potential = potential.to(device_of(config.training.device))
         notes.append(refit_references(potential, own.frames, own.facts, 32, own.facts["isolated"], base.elements))
+        before, after = reference_energies(base), reference_energies(potential)
+        most = max((abs(after[z] - before[z]) for z in before), default=0.0)
+        if most > SAME_LEVEL and base.level_of_theory == (config.data.levels or [config.data.level_of_theory])[0]:
+            notes.append(
+                f"note: reference energies change by up to {most:.3g} eV, though the level of the labels is said to be "
+                f"that of the start, {base.level_of_theory}: are they of another method?"
+            )
     if len(levels) > 1:
         potential.set_levels(levels[0], added_levels(config, base, start, levels[1:], further))
         for name, part in further.items():
             if fits and config.levels.get(name, LevelConfig()).references == "own":
                 notes.append(f"{name}: {refit_level(potential, name, part, base.elements)}")
-    theirs, ours = base.level_of_theory, config.data.level_of_theory
+    theirs, ours = base.level_of_theory, (config.data.levels or [config.data.level_of_theory])[0]
     kept = any(prior.get("energies") == "keep" for prior in config.priors)
     if kept and ours != NOT_STATED and theirs not in (None, ours):
         notes.append(f"note: reference energies of {theirs} are kept for labels of {ours}; is that meant?")
@@ -274,6 +304,15 @@ def from_base_model(
     tables = [n for n, m in potential.named_modules() if isinstance(m, torch.nn.Embedding) and _is_frozen(m)]
     if tables and not set(facts["elements"]) <= set(base.elements):
         notes.append(f"note: {tables[0]} is frozen, so that new elements keep the mean of the known ones")
+    known_levels = (
+        [] if Path(config.init.file).suffix == ".ckpt" else read_header(find_model(config.init.file))["levels"]
+    )
+    left = [name for name in known_levels if name not in (theirs, *levels)]
+    if left:
+        notes.append(
+            f"note: the start is the level {theirs} of {config.init.file}; its levels {', '.join(left)} are not kept "
+            "(init.level chooses)"
+        )
     return potential, [f"start: {config.init.file}", *notes]
 
 
@@ -289,7 +328,9 @@ def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
                 )
 
 
-def _undetermined(potential: Potential, subsets: Mapping[str, Frames]) -> Iterator[str]:
+def _undetermined(
+    potential: Potential, subsets: Mapping[str, Frames], known: Mapping[str, Statistics]
+) -> Iterator[str]:
     """Yield notes about compositions without determined reference energies, at each level of theory."""
     for k, level in enumerate(potential.level_names or [""]):
         alone, at = (potential.at_level(level), f"{level}: ") if level else (potential, "")
@@ -297,10 +338,12 @@ def _undetermined(potential: Potential, subsets: Mapping[str, Frames]) -> Iterat
             continue
         yield f"note: {at}{alone.determined.sentence(alone.elements)}"
         for name in SUBSETS[1:]:
-            if name not in subsets or not (of_level := subsets[name].levels == k).any():
+            if name not in subsets or (level and not (subsets[name].levels == k).any()):
                 continue
-            frames = subsets[name].of(of_level)
-            found = statistics(frames.data, frames.indices)
+            found = known[name]
+            if level:
+                frames = subsets[name].of(subsets[name].levels == k)
+                found = statistics(frames.data, frames.indices)
             counts = found.counts * (np.array(found.elements) > potential.atom_filter)
             strange = ~alone.determined.covers(counts, found.elements) & ~np.isnan(found.energies)
             if strange.any():
@@ -329,14 +372,12 @@ def naming_frames(setup: Setup) -> Iterator[None]:
 
 
 def require_usable(setup: Setup) -> None:
-    """Raise BadData for subsets without labels, with elements that the model does not know, or with files of several
-    levels of theory that are not declared.
+    """Raise BadData for subsets without labels, or with elements that the model does not know.
 
     A spin that the model does not know is a ValueError, as in evaluation.
     """
     loss = setup.config.training.loss
     names, potential = setup.potential.level_names, setup.potential
-    require_one_level(setup)
     if loss.relative_energy > 0 and not setup.frames["train"].has_groups:
         raise BadData(
             "training.loss.relative_energy: no two training frames of one level of theory have the same entry "

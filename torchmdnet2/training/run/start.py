@@ -25,6 +25,7 @@ from ..steps.loop import pack_trainer, pays_on_cpu, wants_numba
 from ..steps.loss import UNITS
 from ..steps.trainer import Trainer
 from .folder import splits_digest
+from .levels import require_one_level
 from .notes import closest_pair, data_notes
 from .setup import SUBSETS, Setup, device_of, make_setup, naming_frames, require_usable
 
@@ -161,6 +162,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
     with own_torch_state(config), ExitStack() as held:
         setup = make_setup(config)
         require_usable(setup)
+        require_one_level(setup)
         held.enter_context(naming_frames(setup))
         trainer = make_trainer(setup, None)
         take_threads(setup, trainer)

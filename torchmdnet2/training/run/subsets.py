@@ -25,8 +25,8 @@ from ..config.sections import LOSS_WEIGHT, DataConfig, KeysConfig, SourceConfig
 from ..steps.batches import Frames, frame_labels, in_order
 
 __all__ = [
-    "SUBSETS", "Subsets", "file_digests", "files_of", "joined", "labels_of", "open_subsets", "periodic_heights",
-    "require_searchable", "share_notes", "survey", "weight_keys", "weight_notes",
+    "SUBSETS", "Subsets", "file_digests", "files_of", "first_file", "joined", "labels_of", "open_subsets",
+    "periodic_heights", "require_searchable", "share_notes", "source_facts", "survey", "weight_keys", "weight_notes",
 ]  # fmt: skip
 
 
@@ -71,6 +71,25 @@ def joined(parts: Sequence[Subsets], sources: Sequence[SourceConfig], levels: Se
     return found
 
 
+def source_facts(subsets: Subsets, sources: Sequence[SourceConfig]) -> list[dict[str, Any]]:
+    """Return level, files, number of training frames, licence and citation of each source, for the model card.
+
+    Args:
+        subsets: of `joined`.
+        sources: as in the configuration.
+    """
+    return [
+        {
+            "level": source.level,
+            "files": [source.train] if isinstance(source.train, str) else list(source.train),
+            "frames": len(np.unique(own)),
+            "licence": source.licence,
+            "citation": source.citation,
+        }
+        for source, own in zip(sources, _by_source(subsets), strict=True)
+    ]
+
+
 def share_notes(subsets: Subsets, sources: Sequence[SourceConfig]) -> Iterator[str]:
     """Yield how many frames of each source an epoch has, if sources have shares.
 
@@ -80,19 +99,25 @@ def share_notes(subsets: Subsets, sources: Sequence[SourceConfig]) -> Iterator[s
     """
     if all(source.share is None for source in sources):
         return
-    data, indices = subsets["train"]
-    assert isinstance(data, ConcatDataset)
-    owner = np.searchsorted(np.cumsum([len(part) for part in data.datasets]), indices, side="right")
-    texts = []
-    for k, source in enumerate(sources):
-        drawn = np.array(indices)[owner == k]
-        times, share = len(drawn) / len(np.unique(drawn)), len(drawn) / len(indices)
+    texts, total = [], len(subsets["train"][1])
+    for source, own in zip(sources, _by_source(subsets), strict=True):
+        distinct = len(np.unique(own))
+        times = len(own) / distinct
         each = "once" if times == 1 else f"{times:.3g} times"
-        texts.append(f"the {len(np.unique(drawn))} of {_first(source.train)} {each} ({share:.0%})")
+        texts.append(f"the {distinct} of {first_file(source.train)} {each} ({len(own) / total:.0%})")
     yield f"training frames in an epoch, by the shares of sources: {', '.join(texts)}"
 
 
-def _first(files: str | list[str]) -> str:
+def _by_source(subsets: Subsets) -> list[np.ndarray]:
+    """Return the indices of the training frames of each source, with repetitions."""
+    data, indices = subsets["train"]
+    assert isinstance(data, ConcatDataset)
+    owner = np.searchsorted(np.cumsum([len(part) for part in data.datasets]), indices, side="right")
+    return [np.array(indices)[owner == k] for k in range(len(data.datasets))]
+
+
+def first_file(files: str | list[str]) -> str:
+    """Return the first of some files, for messages."""
     return files if isinstance(files, str) else f"{files[0]}{' …' if len(files) > 1 else ''}"
 
 
