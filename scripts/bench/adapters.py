@@ -4,8 +4,9 @@
 
 Each row is one system. "bound" is a step that stays on the device, and "call" is `evaluator(system)`; "copies" brings
 positions in and results out without a step; "hand-over" is what the host does without a model (OpenMM: a step with a
-PythonForce that returns zeros). TorchMD-Net's ASE calculator runs with the same weights where it is installed, eager
-and compiled. Each program runs in a separate process.
+PythonForce that returns zeros). "openmm CUDA shared" has one CUDA context for OpenMM and PyTorch; "springs" too, with
+multiple time steps: 4 inner steps by springs in a step of the model. TorchMD-Net's ASE calculator runs with the same
+weights where it is installed, eager and compiled. Each program runs in a separate process.
 Weights are random and atoms hardly move in a step. The speed in ns/day is that of a time step of 1 fs.
 """
 
@@ -35,6 +36,8 @@ PARTS = (
     "torchmd-net eager",
     "torchmd-net compiled",
     "openmm CUDA",
+    "openmm CUDA shared",
+    "openmm CUDA springs",
     "openmm Reference",
     "openmm CPU",
 )
@@ -109,12 +112,19 @@ def bench_ase(calc: Any, atoms: Atoms) -> dict[str, float]:
 
 
 def bench_openmm(potential: Potential, atoms: Atoms, platform: str) -> dict[str, float]:
-    """Milliseconds of an integrator's step: with the model, with a force of zeros, and inside our callable."""
+    """Milliseconds of an integrator's step: with the model, with a force of zeros, and inside our callable.
+
+    Args:
+        platform: its name; "CUDA shared" and "CUDA springs" see above.
+    """
     import openmm
     from openmm import app, unit
 
-    from torchmdnet2.adapters.openmm import TorchMDNet2Energy, create_force
+    from torchmdnet2.adapters.openmm import TorchMDNet2Energy, add_springs, create_force, share_context
 
+    platform, _, way = platform.partition(" ")
+    if way:
+        share_context()
     topology = app.Topology()
     residue = topology.addResidue("ALL", topology.addChain())
     for number in atoms.numbers:
@@ -143,6 +153,9 @@ def bench_openmm(potential: Potential, atoms: Atoms, platform: str) -> dict[str,
             system.setDefaultPeriodicBoxVectors(*(atoms.cell.array / 10))
         system.addForce(force)
         integrator = openmm.VerletIntegrator(TINY * unit.femtosecond)
+        if way == "springs":
+            add_springs(system, potential, topology, atoms.positions / 10, device=str(potential.device))
+            integrator = openmm.MTSIntegrator(TINY * unit.femtosecond, [(0, 1), (1, 4)])
         context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName(platform))
         context.setPositions(atoms.positions / 10)
         integrator.step(5)
@@ -200,8 +213,8 @@ def run_part(options: argparse.Namespace) -> None:
         import openmm
 
         there = [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]
-        if kind not in there:
-            raise SystemExit(f"OpenMM has no {kind} platform here, only {', '.join(there)}")
+        if kind.split()[0] not in there:
+            raise SystemExit(f"OpenMM has no {kind.split()[0]} platform here, only {', '.join(there)}")
     for name, system in systems_of(options).items():
         system = system.to(options.device, dtype=torch.float64)
         (atoms,) = system.to_ase()

@@ -185,18 +185,21 @@ def test_double_precision_is_exact(potential, exact):
     )
 
 
-@pytest.mark.parametrize("platform", ["CUDA", "CPU", "Reference"])
+@pytest.mark.parametrize("platform", ["CUDA", "CPU", "Reference", "CUDA shared"])
 def test_openmm(potential, exact, platform):
     """R17 and R27: the numbers of the CPU over a run; with OpenMM's CUDA platform too, where streams could race."""
     openmm = pytest.importorskip("openmm")
     from openmm import app, unit
 
-    from torchmdnet2.adapters.openmm import create_force
+    from torchmdnet2.adapters.openmm import create_force, share_context
     from torchmdnet2.units import KJ_MOL
 
+    platform, _, shared = platform.partition(" ")
     names = [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]
     if platform not in names:
         pytest.skip(f"OpenMM has no {platform} platform here")
+    if shared:
+        share_context()
     atoms = crystal()
     topology, system = app.Topology(), openmm.System()
     residue = topology.addResidue("MOL", topology.addChain())

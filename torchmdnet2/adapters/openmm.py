@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
+import mmap
 import os
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,11 +33,12 @@ with needs_extra("openmm", "openmm"):
 if TYPE_CHECKING:
     from openmm.app import Topology
 
-__all__ = ["TorchMDNet2Energy", "add_force", "bonds_force", "create_force", "has_box"]
+__all__ = ["TorchMDNet2Energy", "add_force", "add_springs", "bonds_force", "create_force", "has_box", "share_context"]
 
 _LOGGER = logging.getLogger("torchmdnet2.openmm")
 _NM = factor("length", "nm")  # Å
 _KJ_MOL_NM = KJ_MOL / _NM  # eV/Å
+_POSITIONS = openmm.State.Positions
 _ALL = np.ones(3, dtype=bool)
 CORRECT = "correct the formal charges (`formalCharge` of the topology's atoms, None: not stated)"
 
@@ -223,6 +227,154 @@ def create_force(
     return force
 
 
+def add_springs(
+    system: openmm.System,
+    model: str | os.PathLike | Potential,
+    topology: Topology,
+    positions: Any,
+    atoms: Iterable[int] | None = None,
+    periodic: bool | None = None,
+    groups: tuple[int, int] = (0, 1),
+    charge: int | None = None,
+    spin: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    allow_untrained_charge: bool = False,
+    level: str | None = None,
+) -> None:
+    """Add springs on bonds and angles to a group of fast forces, and subtract them in the group of the model.
+
+    For multiple time steps: `openmm.MTSIntegrator(2 * femtosecond, [(0, 1), (1, 4)])` evaluates the model and minus the
+    springs every 2 fs, and the springs, which are forces of OpenMM fitted to those of the model, every 0.5 fs. Their
+    sum is zero, so that energies and averages are those of the model.
+
+    Args:
+        system, model, topology, atoms, periodic: as for `add_force`, which adds the model itself to the first group.
+        positions: [N, 3] of all atoms of the topology, near a minimum: a Quantity, or nm. They define the bonds.
+        groups: force group of the model, and that of the springs.
+        charge, spin, device, dtype, allow_untrained_charge, level: as for `create_force`.
+
+    Raises:
+        BadData: there are no bonds, or the box is too small for nearest images.
+        FileNotFoundError, BadCheckpoint, UnknownElement, UntrainedCharge, ValueError: as `create_force`.
+    """
+    from ..md.springs import OF_ANGLE, ORDER, REACH, Springs
+
+    everyone = list(topology.atoms())
+    chosen = list(range(len(everyone))) if atoms is None else list(_indices(atoms, len(everyone)))
+    if periodic is None:
+        periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
+    if openmm.unit.is_quantity(positions):
+        positions = positions.value_in_unit(openmm.unit.nanometer)
+    pos = np.array(positions, dtype=np.float64)[chosen] * _NM
+    box = np.array([list(v._value) for v in system.getDefaultPeriodicBoxVectors()]) * _NM
+    in_cell = bool(periodic and atoms is None)  # springs of a part are fitted in vacuum
+    if periodic and not in_cell:
+        pos = made_whole(pos, box, _ALL)
+    numbers = np.array([everyone[i].element.atomic_number for i in chosen])
+    total = _total_charge([everyone[i] for i in chosen], charge)
+    start = Structure(numbers, pos, box * in_cell, np.full(3, in_cell), total, whole_number(spin, "spin"))
+    springs = Springs(start.to_system(torch.device("cpu")))
+    ends = pos[springs.triples[:, ::2].numpy()] + springs.shifts.numpy() @ start.cell
+    span = np.linalg.norm(np.diff(ends, axis=1), axis=2).max(initial=0.0)
+    if periodic and span > 0.4 / np.linalg.norm(np.linalg.inv(box), axis=0).max():
+        raise BadData(f"springs: the box must be wider than 2.5 times the span of an angle, {span:.2f} Å")
+    springs.fit(open_model(model, device, dtype, allow_untrained_charge, None, level)[0])
+
+    bond = "sign * (area + (d - x) * (c0 + x * (c1 + x * (c2 + x * c3))));"
+    bond += "area = x * (c0 + x * (c1 / 2 + x * (c2 / 3 + x * c3 / 4)));"
+    bond += f"x = max(-{REACH}, min({REACH}, d)); d = {_NM} * r - usual"
+    angle = "sign * x * (c0 + x * c1 / 2); "
+    # the scalar product by three distances, which are those of nearest images
+    angle += f"x = {_NM**2 / 2} * (distance(p1, p2)^2 + distance(p2, p3)^2 - distance(p1, p3)^2) - usual"
+    constants = torch.column_stack([springs.usual, springs.coefficients / KJ_MOL]).tolist()
+    for group, sign in zip(groups, (-1, 1), strict=True):
+        for force, terms, members, kinds in (
+            (openmm.CustomBondForce(bond.replace("sign", str(sign))), ORDER, springs.pairs, springs.kind),
+            (
+                openmm.CustomCompoundBondForce(3, angle.replace("sign", str(sign))),
+                OF_ANGLE,
+                springs.triples,
+                springs.bend,
+            ),
+        ):
+            for name in ("usual", *(f"c{k}" for k in range(terms))):
+                force.addPerBondParameter(name)
+            for row, kind in zip(members.tolist(), kinds.tolist(), strict=True):
+                particles = [chosen[i] for i in row]
+                force.addBond(*(particles if terms == ORDER else [particles]), constants[kind][: terms + 1])
+            force.setName("TorchMDNet2 springs")
+            force.setForceGroup(group)
+            force.setUsesPeriodicBoundaryConditions(bool(periodic))
+            if force.getNumBonds():
+                system.addForce(force)
+
+
+def share_context() -> None:
+    """Let OpenMM's CUDA platform use the same CUDA context as PyTorch, in Contexts that are created from now on.
+
+    Otherwise each has one of its own, and the GPU switches from one to the other twice in a step. OpenMM has no option
+    for this: the two calls by which its plugin creates and destroys a context are redirected in the memory of this
+    process, to those for the primary context of the device. On Linux with glibc only.
+
+    Raises:
+        RuntimeError: OpenMM's CUDA platform is not loaded, or does not create contexts in a known way.
+    """
+    maps = Path("/proc/self/maps")
+    loaded = maps.read_text().split("\n") if maps.exists() else []
+    path = next((line.split(maxsplit=5)[5] for line in loaded if line.endswith("/libOpenMMCUDA.so")), None)
+    if path is None:
+        raise RuntimeError("OpenMM's CUDA platform is not loaded: share_context() has no effect on other platforms")
+    imports = _imports(path)
+    create = next((name for name in _CREATE if name in imports), None)
+    if create is None or "cuCtxDestroy_v2" not in imports:
+        raise RuntimeError(f"{path} does not create CUDA contexts in a way that share_context() knows")
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def use_primary(context: int, *others: Any) -> int:
+        place, device = ctypes.c_void_p(context), others[-1]
+        return driver.cuDevicePrimaryCtxRetain(place, device) or driver.cuCtxPushCurrent_v2(
+            ctypes.c_void_p.from_address(context)
+        )
+
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    _redirect(imports[create], ctypes.CFUNCTYPE(number, *[pointer] * (_CREATE[create] - 1), number)(use_primary))
+    _redirect(imports["cuCtxDestroy_v2"], ctypes.CFUNCTYPE(number, pointer)(lambda context: 0))  # PyTorch goes on
+
+
+_CREATE = {"cuCtxCreate_v2": 3, "cuCtxCreate_v4": 4}  # with OpenMM's plugins for CUDA 12, 13: number of arguments
+_REDIRECTED: dict[int, Any] = {}  # functions in use
+
+
+def _imports(path: str) -> dict[str, int]:
+    """Return where a loaded library keeps the addresses of the functions that it imports (ELF, 64 bits, glibc)."""
+    u64, word = ctypes.c_uint64, 8
+    base, _, at = (u64 * 3).from_address(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)._handle)
+    table: dict[int, int] = {}
+    while tag := u64.from_address(at).value:
+        table[tag] = u64.from_address(at + word).value
+        at += 2 * word
+    strings, symbols, found = table[5], table[6], {}  # DT_STRTAB, DT_SYMTAB
+    for start, size in ((7, 8), (23, 2)):  # DT_RELA and DT_RELASZ, DT_JMPREL and DT_PLTRELSZ
+        for entry in range(table.get(start, 0), table.get(start, 0) + table.get(size, 0), 3 * word):
+            offset, info = (u64 * 2).from_address(entry)
+            name = ctypes.string_at(strings + ctypes.c_uint32.from_address(symbols + 3 * word * (info >> 32)).value)
+            found[name.decode()] = base + offset
+    return found
+
+
+def _redirect(place: int, function: Any) -> None:
+    """Store the address of a C function, in memory that may be read-only."""
+    page = place - place % mmap.PAGESIZE
+    if ctypes.CDLL(None).mprotect(
+        ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
+    ):
+        raise RuntimeError("share_context(): the memory of OpenMM's CUDA platform cannot be changed")
+    ctypes.c_void_p.from_address(place).value = ctypes.cast(function, ctypes.c_void_p).value
+    _REDIRECTED[place] = function
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # Contexts may outlive this module
+
+
 def _has_all_pairs(potential: Potential) -> bool:
     """Return True if a potential, or one that it contains, has pairs at any distance."""
     return any(getattr(part, "cutoff", None) == math.inf for part in potential.modules())
@@ -303,16 +455,18 @@ class TorchMDNet2Energy:
             coulomb = self.options.get("coulomb")
             self._open(self.source.open(self.options["device"], self.options["dtype"], allow, coulomb))
         assert self._potential is not None and self._arrays is not None
-        nanometer = openmm.unit.nanometer
-        pos = state.getPositions(asNumpy=True).value_in_unit(nanometer) * _NM
-        if not np.isfinite(pos).all():
+        # in nm; what `getPositions` calls, which takes five times as long
+        pos = np.empty((state._getNumParticles(), 3))
+        state._getVectorAsNumpy(_POSITIONS, pos)
+        pos *= _NM
+        if not (math.isfinite(np.vdot(pos, pos)) or np.isfinite(pos).all()):
             raise ValueError(
                 f"the position of {self._name(int(np.argmin(np.isfinite(pos).all(1))))} is not finite: the simulation "
                 "has blown up, or the start is unphysical (atoms too close or too far apart?)"
             )
         cell = np.zeros((3, 3))
         if self.options["periodic"]:
-            cell = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(nanometer) * _NM
+            cell = state.getPeriodicBoxVectors(asNumpy=True)._value * _NM
         if self._isolated:
             pos, cell = made_whole(pos, cell, _ALL), np.zeros((3, 3))
         structure = Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])

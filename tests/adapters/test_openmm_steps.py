@@ -1,0 +1,154 @@
+"""OpenMM: springs for multiple time steps, and one CUDA context for OpenMM and PyTorch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+
+openmm = pytest.importorskip("openmm")
+
+from openmm_cases import boxed, evaluate, system_of, topology_of  # noqa: E402
+
+from torchmdnet2 import load  # noqa: E402
+from torchmdnet2.adapters.openmm import TorchMDNet2Energy, add_force, add_springs, share_context  # noqa: E402
+from torchmdnet2.errors import BadData  # noqa: E402
+from torchmdnet2.md.springs import Springs, SpringStep  # noqa: E402
+from torchmdnet2.system import System  # noqa: E402
+from torchmdnet2.units import KJ_MOL  # noqa: E402
+
+
+def context_with(atoms, start=None, integrator=None, part=None, model="organic-small"):
+    """A Context with the model, and with springs if they get a start."""
+    system, topology = system_of(atoms), topology_of(atoms)
+    add_force(system, model, topology, part)
+    if start is not None:
+        add_springs(system, model, topology, start.positions / 10, part)
+    integrator = integrator or openmm.VerletIntegrator(1e-3)
+    context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName("Reference"))
+    context.setPositions(atoms.positions / 10)
+    return context
+
+
+def moved(atoms, width=0.05):
+    """A copy with other positions, in which bonds differ by more than the reach of a spring if the width is large."""
+    atoms = atoms.copy()
+    atoms.rattle(width, seed=2)
+    return atoms
+
+
+@pytest.mark.parametrize("part", [None, [8, 2, 3, 0, 1, 4, 5, 6, 7]], ids=["all", "a part"])
+@pytest.mark.parametrize("kind", ["vacuum", "box"])
+def test_springs_do_not_change_energy_and_forces(kind, part):
+    start = molecule("CH3CH2OH")
+    if kind == "box":
+        start.set_cell([12.0, 13.0, 14.0])
+        start.pbc = True
+    atoms = moved(start)
+    if kind == "box":
+        atoms.wrap()
+        assert np.ptp(atoms.positions, axis=0).max() > 6, "the molecule is not torn apart, which this test needs"
+    found, expected = (evaluate(context_with(atoms, given, part=part)) for given in (start, None))
+    assert found[0] == pytest.approx(expected[0], abs=1e-7)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-7)
+
+
+@pytest.mark.parametrize("width", [0.05, 0.4])
+def test_springs_are_those_of_our_own_integrator(width):
+    start = molecule("CH3CH2OH")
+    springs = Springs(System.from_ase(start))
+    springs.fit(load("organic-small"))
+    atoms = moved(start, width)
+    expected = SpringStep(springs, System.from_ase(atoms)).forces.numpy()
+    state = context_with(atoms, start).getState(getForces=True, groups={1})
+    found = state.getForces(asNumpy=True)._value * KJ_MOL / 10
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_multiple_time_steps_keep_the_energy(monkeypatch):
+    """Steps of 2 fs: with springs the total energy varies by 0.3 meV per atom at most, without by far more."""
+    calls, original = [], TorchMDNet2Energy.__call__
+    monkeypatch.setattr(TorchMDNet2Energy, "__call__", lambda self, state: calls.append(0) or original(self, state))
+    start = molecule("CH3CH2OH")
+    spread = {}
+    for name, integrator in (
+        ("springs", openmm.MTSIntegrator(0.002, [(0, 1), (1, 4)])),
+        ("plain", openmm.VerletIntegrator(0.002)),
+    ):
+        context = context_with(start, start if name == "springs" else None, integrator)
+        openmm.LocalEnergyMinimizer.minimize(context, maxIterations=100)
+        context.setVelocitiesToTemperature(300, 1)
+        energies = []
+        for _ in range(100):
+            integrator.step(1)
+            state = context.getState(getEnergy=True)
+            energies.append((state.getPotentialEnergy() + state.getKineticEnergy())._value * KJ_MOL / len(start))
+        spread[name] = np.std(energies)
+        calls.clear()
+        integrator.step(20)
+        assert len(calls) in (20, 21), "the model is evaluated once in a step"
+    assert spread["springs"] < 3e-4
+    assert spread["plain"] > 4 * spread["springs"]
+
+
+def test_springs_need_a_box_for_nearest_images():
+    atoms = boxed("orthorhombic")
+    with pytest.raises(BadData, match="box must be wider"):
+        context_with(atoms, atoms)
+
+
+DRIVER = """
+static int created, retained, pushed, destroyed, own, primary;
+int cuCtxCreate_v4(void **c, void *p, unsigned f, int d) { created++; *c = &own; return 0; }
+int cuCtxDestroy_v2(void *c) { destroyed++; return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { retained += 1 + 10 * d; *c = &primary; return 0; }
+int cuCtxPushCurrent_v2(void *c) { pushed++; return c == &primary ? 0 : 7; }
+void counts(int *o) { o[0] = created; o[1] = retained; o[2] = pushed; o[3] = destroyed; }
+"""
+PLUGIN = """
+int cuCtxCreate_v4(void **, void *, unsigned, int);
+int cuCtxDestroy_v2(void *);
+int use(int device) { void *c; return cuCtxCreate_v4(&c, 0, 8, device) || cuCtxDestroy_v2(c); }
+"""
+SCRIPT = """
+import ctypes
+from torchmdnet2.adapters.openmm import share_context
+driver, plugin = (ctypes.CDLL(f"./{name}", mode=ctypes.RTLD_GLOBAL) for name in ("libcuda.so.1", "libOpenMMCUDA.so"))
+def counts():
+    found = (ctypes.c_int * 4)()
+    driver.counts(found)
+    return list(found)
+assert plugin.use(0) == 0 and counts() == [1, 0, 0, 1]
+share_context()
+assert plugin.use(0) == 0 and counts() == [1, 1, 1, 1]
+share_context()
+assert plugin.use(2) == 0 and counts() == [1, 22, 2, 1]
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None or not sys.platform.startswith("linux"), reason="needs gcc on Linux")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real driver is there")
+@pytest.mark.parametrize("flags", ["-Wl,-z,lazy", "-fno-plt -Wl,-z,now -Wl,-z,relro"], ids=["lazy", "read-only"])
+def test_share_context_redirects_the_plugin(flags, tmp_path):
+    """With a driver and a plugin that only count calls."""
+    for name, source, options in (
+        ("libcuda.so.1", DRIVER, "-Wl,-soname,libcuda.so.1"),
+        ("libOpenMMCUDA.so", PLUGIN, f"-L. -l:libcuda.so.1 {flags}"),
+    ):
+        (tmp_path / "source.c").write_text(source)
+        command = ["gcc", "-shared", "-fPIC", "source.c", "-o", name, *options.split()]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="OpenMM's CUDA platform may be there")
+def test_share_context_without_a_cuda_platform():
+    with pytest.raises(RuntimeError, match="CUDA platform is not loaded"):
+        share_context()
