@@ -165,11 +165,13 @@ def test_openmm_page(tmp_path, monkeypatch):
         nonbonded.addParticle(0.1 if symbol == "H" else -0.2, 0.3, 0.1)
         system.addParticle(1.0), mm_system.addParticle(1.0)
     ligand = {"topology": topology, "mm_system": mm_system, "ligand_atoms": [0, 1, 2]}
-    names = run_blocks("docs/openmm.md", {"system": system, **ligand})
+    water = molecule("H2O").positions
+    positions = np.concatenate([water, water + np.array([3, 0, 0])]) / 10
+    monkeypatch.setattr("torchmdnet2.adapters.openmm.share_context", lambda: None)  # there may be no GPU
+    names = run_blocks("docs/openmm.md", {"system": system, "positions": positions, **ligand})
     assert system.getNumForces() == 1
     context = openmm.Context(names["system"], openmm.VerletIntegrator(1e-3), openmm.Platform.getPlatform("Reference"))
-    water = molecule("H2O").positions
-    context.setPositions(np.concatenate([water, water + np.array([3, 0, 0])]) / 10)
+    context.setPositions(positions)
     context.setParameter("lambda_interpolate", 0.3)
     ends = names["derivative"](context)
     energies = []
