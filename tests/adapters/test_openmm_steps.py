@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,13 @@ openmm = pytest.importorskip("openmm")
 from openmm_cases import boxed, evaluate, system_of, topology_of  # noqa: E402
 
 from torchmdnet2 import load  # noqa: E402
-from torchmdnet2.adapters.openmm import TorchMDNet2Energy, add_force, add_springs, share_context  # noqa: E402
+from torchmdnet2.adapters.openmm import (  # noqa: E402
+    TorchMDNet2Energy,
+    _on_cuda,
+    add_force,
+    add_springs,
+    share_context,
+)
 from torchmdnet2.errors import BadData  # noqa: E402
 from torchmdnet2.md.springs import Springs, SpringStep  # noqa: E402
 from torchmdnet2.system import System  # noqa: E402
@@ -103,6 +110,23 @@ def test_springs_need_a_box_for_nearest_images():
         context_with(atoms, atoms)
 
 
+def test_springs_refuse_what_does_not_fit():
+    atoms = molecule("CH3CH2OH")
+    system, topology, positions = system_of(atoms), topology_of(atoms), atoms.positions / 10
+    with pytest.raises(BadData, match="finite ones of all 9 atoms"):
+        add_springs(system, "organic-small", topology, positions[:8])
+    with pytest.raises(BadData, match="finite ones of all 9 atoms"):
+        add_springs(system, "organic-small", topology, positions * np.nan)
+    with pytest.raises(ValueError, match="different force groups"):
+        add_springs(system, "organic-small", topology, positions, groups=(1, 1))
+    with pytest.raises(BadData, match="the System has 3 particles, but the topology 9 atoms"):
+        add_springs(system_of(molecule("H2O")), "organic-small", topology, positions)
+    next(topology.atoms()).element = None
+    with pytest.raises(BadData, match="has no element"):
+        add_springs(system, "organic-small", topology, positions)
+    assert system.getNumForces() == 0
+
+
 DRIVER = """
 static int created, retained, pushed, destroyed, own, primary;
 int cuCtxCreate_v4(void **c, void *p, unsigned f, int d) { created++; *c = &own; return 0; }
@@ -114,7 +138,9 @@ void counts(int *o) { o[0] = created; o[1] = retained; o[2] = pushed; o[3] = des
 PLUGIN = """
 int cuCtxCreate_v4(void **, void *, unsigned, int);
 int cuCtxDestroy_v2(void *);
-int use(int device) { void *c; return cuCtxCreate_v4(&c, 0, 8, device) || cuCtxDestroy_v2(c); }
+int make(void **c, int device) { return cuCtxCreate_v4(c, 0, 8, device); }
+int (*destroy)(void *) = cuCtxDestroy_v2;  // a pointer, which is another kind of relocation than a call
+int end(void *c) { return cuCtxDestroy_v2(c); }
 """
 SCRIPT = """
 import ctypes
@@ -124,11 +150,18 @@ def counts():
     found = (ctypes.c_int * 4)()
     driver.counts(found)
     return list(found)
-assert plugin.use(0) == 0 and counts() == [1, 0, 0, 1]
+def make(device):
+    context = ctypes.c_void_p()
+    assert plugin.make(ctypes.byref(context), device) == 0
+    return context
+end = lambda context: plugin.end(context) == 0
+early = make(0)
+assert end(make(0)) and counts() == [2, 0, 0, 1]
 share_context()
-assert plugin.use(0) == 0 and counts() == [1, 1, 1, 1]
+assert end(make(0)) and counts() == [2, 1, 1, 1], "shared ones are not destroyed"
+assert end(early) and counts() == [2, 1, 1, 2], "those from before are"
 share_context()
-assert plugin.use(2) == 0 and counts() == [1, 22, 2, 1]
+assert end(make(2)) and counts() == [2, 22, 2, 2]
 """
 
 
@@ -152,3 +185,20 @@ def test_share_context_redirects_the_plugin(flags, tmp_path):
 def test_share_context_without_a_cuda_platform():
     with pytest.raises(RuntimeError, match="CUDA platform is not loaded"):
         share_context()
+
+
+@pytest.mark.parametrize(
+    "what", [("libc_ver", ("", "")), ("machine", "riscv64")], ids=["Windows, macOS, musl", "processor"]
+)
+def test_share_context_on_other_systems(what, monkeypatch):
+    monkeypatch.setattr(f"platform.{what[0]}", lambda: what[1])
+    with pytest.raises(RuntimeError, match="Linux with glibc only"):
+        share_context()
+
+
+def test_contexts_on_cuda_are_found(monkeypatch):
+    context = context_with(molecule("H2O"))
+    assert not any(map(_on_cuda, gc.get_objects()))
+    monkeypatch.setattr(openmm.Platform, "getName", lambda self: "CUDA")
+    assert any(one is context and _on_cuda(one) for one in gc.get_objects())
+    assert not _on_cuda(openmm.Context) and not _on_cuda(openmm.Context.__new__(openmm.Context))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import math
 import mmap
 import os
+import platform
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -69,16 +71,20 @@ def add_force(
     if periodic is None:
         periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
     chosen = None if atoms is None else list(atoms)
+    _require_same_atoms(system, topology, chosen)
+    forces = [create_force(model, topology, chosen, periodic, **options), bonds_force(topology, chosen, periodic)]
+    for force in forces if forces[1].getNumBonds() else forces[:1]:
+        force.setForceGroup(force_group)
+        system.addForce(force)
+
+
+def _require_same_atoms(system: openmm.System, topology: Topology, chosen: Sequence[int] | None) -> None:
     particles, size = system.getNumParticles(), topology.getNumAtoms()
     if particles and (particles < size or (chosen is None and particles != size)):  # 0: particles are added later
         raise BadData(
             f"the System has {particles} particles, but the topology {size} atoms: give the topology of this System, "
             "or the indices of the model's atoms (atoms)"
         )
-    forces = [create_force(model, topology, chosen, periodic, **options), bonds_force(topology, chosen, periodic)]
-    for force in forces if forces[1].getNumBonds() else forces[:1]:
-        force.setForceGroup(force_group)
-        system.addForce(force)
 
 
 def bonds_force(
@@ -172,11 +178,7 @@ def create_force(
     chosen = list(range(len(everyone))) if atoms is None else _indices(atoms, len(everyone))
     if not chosen:
         raise BadData("the model has no atoms to act on")
-    numbers = []
-    for i in chosen:
-        if everyone[i].element is None:
-            raise BadData(f"atom {i} ({everyone[i].name}) has no element; leave it out by giving `atoms`")
-        numbers.append(everyone[i].element.atomic_number)
+    numbers = _atomic_numbers(everyone, chosen)
     if periodic is None:
         periodic = has_box(topology)
     total = _total_charge([everyone[i] for i in chosen], charge)
@@ -255,23 +257,32 @@ def add_springs(
         charge, spin, device, dtype, allow_untrained_charge, level: as for `create_force`.
 
     Raises:
-        BadData: there are no bonds, or the box is too small for nearest images.
-        FileNotFoundError, BadCheckpoint, UnknownElement, UntrainedCharge, ValueError: as `create_force`.
+        BadData: there are no bonds, the box is too small for nearest images, or the positions are not those of the
+            topology; and as `add_force`. The System has not been changed then.
+        FileNotFoundError, BadCheckpoint, UnknownElement, UntrainedCharge: as `create_force`.
+        ValueError: as `create_force`; and the groups are equal.
     """
     from ..md.springs import OF_ANGLE, ORDER, REACH, Springs
 
     everyone = list(topology.atoms())
-    chosen = list(range(len(everyone))) if atoms is None else list(_indices(atoms, len(everyone)))
+    part = None if atoms is None else list(_indices(atoms, len(everyone)))
+    chosen = list(range(len(everyone))) if part is None else part
+    _require_same_atoms(system, topology, part)
+    if groups[0] == groups[1]:
+        raise ValueError(f"groups: the model and the springs need different force groups, not both {groups[0]}")
     if periodic is None:
         periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
     if openmm.unit.is_quantity(positions):
         positions = positions.value_in_unit(openmm.unit.nanometer)
-    pos = np.array(positions, dtype=np.float64)[chosen] * _NM
+    pos = np.array(positions, dtype=np.float64)
+    if pos.shape != (len(everyone), 3) or not np.isfinite(pos).all():
+        raise BadData(f"positions: needed are finite ones of all {len(everyone)} atoms of the topology")
+    pos = pos[chosen] * _NM
     box = np.array([list(v._value) for v in system.getDefaultPeriodicBoxVectors()]) * _NM
-    in_cell = bool(periodic and atoms is None)  # springs of a part are fitted in vacuum
+    in_cell = bool(periodic and part is None)  # springs of a part are fitted in vacuum
     if periodic and not in_cell:
         pos = made_whole(pos, box, _ALL)
-    numbers = np.array([everyone[i].element.atomic_number for i in chosen])
+    numbers = np.array(_atomic_numbers(everyone, chosen))
     total = _total_charge([everyone[i] for i in chosen], charge)
     start = Structure(numbers, pos, box * in_cell, np.full(3, in_cell), total, whole_number(spin, "spin"))
     springs = Springs(start.to_system(torch.device("cpu")))
@@ -315,38 +326,66 @@ def share_context() -> None:
 
     Otherwise each has one of its own, and the GPU switches from one to the other twice in a step. OpenMM has no option
     for this: the two calls by which its plugin creates and destroys a context are redirected in the memory of this
-    process, to those for the primary context of the device. On Linux with glibc only.
+    process, to those for the primary context of the device. On Linux with glibc only. Contexts that exist already keep
+    what they have, with a warning. A second call has no effect.
 
     Raises:
-        RuntimeError: OpenMM's CUDA platform is not loaded, or does not create contexts in a known way.
+        RuntimeError: the system is another one, OpenMM's CUDA platform is not loaded, or it does not create contexts in
+            a known way. Nothing has been changed then.
     """
-    maps = Path("/proc/self/maps")
-    loaded = maps.read_text().split("\n") if maps.exists() else []
-    path = next((line.split(maxsplit=5)[5] for line in loaded if line.endswith("/libOpenMMCUDA.so")), None)
+    if platform.libc_ver()[0] != "glibc" or platform.machine() not in _RELOCATIONS:
+        raise RuntimeError("share_context() works on Linux with glibc only, on processors of x86-64 and ARM")
+    maps = Path("/proc/self/maps").read_text().split("\n")
+    path = next((line.split(maxsplit=5)[5] for line in maps if line.endswith("/libOpenMMCUDA.so")), None)
     if path is None:
         raise RuntimeError("OpenMM's CUDA platform is not loaded: share_context() has no effect on other platforms")
     imports = _imports(path)
     create = next((name for name in _CREATE if name in imports), None)
     if create is None or "cuCtxDestroy_v2" not in imports:
-        raise RuntimeError(f"{path} does not create CUDA contexts in a way that share_context() knows")
-    driver = ctypes.CDLL("libcuda.so.1")
-
-    def use_primary(context: int, *others: Any) -> int:
-        place, device = ctypes.c_void_p(context), others[-1]
-        return driver.cuDevicePrimaryCtxRetain(place, device) or driver.cuCtxPushCurrent_v2(
-            ctypes.c_void_p.from_address(context)
+        raise RuntimeError(
+            f"OpenMM {openmm.__version__} ({path}) does not create CUDA contexts in a way that share_context() knows"
         )
+    if imports[create][0] in _REDIRECTED:
+        return
+    if any(_on_cuda(one) for one in gc.get_objects()):
+        warnings.warn(
+            "Contexts on the platform CUDA exist already and keep their own CUDA context: call share_context() before "
+            "a Context or Simulation is created",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    driver, shared = ctypes.CDLL("libcuda.so.1"), set()
+
+    def use_primary(place: int, *others: Any) -> int:
+        context = ctypes.c_void_p.from_address(place)
+        if failed := driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), others[-1]):
+            return failed
+        shared.add(context.value)
+        return driver.cuCtxPushCurrent_v2(context)
+
+    def destroy(context: int) -> int:
+        return 0 if context in shared else driver.cuCtxDestroy_v2(context)  # PyTorch goes on with the shared one
 
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    _redirect(imports[create], ctypes.CFUNCTYPE(number, *[pointer] * (_CREATE[create] - 1), number)(use_primary))
-    _redirect(imports["cuCtxDestroy_v2"], ctypes.CFUNCTYPE(number, pointer)(lambda context: 0))  # PyTorch goes on
+    driver.cuCtxDestroy_v2.argtypes = [pointer]
+    redirected = ctypes.CFUNCTYPE(number, *[pointer] * (_CREATE[create] - 1), number)(use_primary)
+    _redirect(imports["cuCtxDestroy_v2"], ctypes.CFUNCTYPE(number, pointer)(destroy))
+    _redirect(imports[create], redirected)
 
 
 _CREATE = {"cuCtxCreate_v2": 3, "cuCtxCreate_v4": 4}  # with OpenMM's plugins for CUDA 12, 13: number of arguments
+_RELOCATIONS = {"x86_64": (6, 7), "aarch64": (1025, 1026)}  # those with the address of a function
 _REDIRECTED: dict[int, Any] = {}  # functions in use
 
 
-def _imports(path: str) -> dict[str, int]:
+def _on_cuda(candidate: Any) -> bool:
+    """Return True if something is a Context of OpenMM on the platform CUDA."""
+    if not issubclass(type(candidate), openmm.Context) or not hasattr(candidate, "this"):  # without: creation failed
+        return False
+    return candidate.getPlatform().getName() == "CUDA"
+
+
+def _imports(path: str) -> dict[str, list[int]]:
     """Return where a loaded library keeps the addresses of the functions that it imports (ELF, 64 bits, glibc)."""
     u64, word = ctypes.c_uint64, 8
     base, _, at = (u64 * 3).from_address(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)._handle)
@@ -354,25 +393,28 @@ def _imports(path: str) -> dict[str, int]:
     while tag := u64.from_address(at).value:
         table[tag] = u64.from_address(at + word).value
         at += 2 * word
-    strings, symbols, found = table[5], table[6], {}  # DT_STRTAB, DT_SYMTAB
+    strings, symbols = table[5], table[6]  # DT_STRTAB, DT_SYMTAB
+    found: dict[str, list[int]] = {}
     for start, size in ((7, 8), (23, 2)):  # DT_RELA and DT_RELASZ, DT_JMPREL and DT_PLTRELSZ
         for entry in range(table.get(start, 0), table.get(start, 0) + table.get(size, 0), 3 * word):
             offset, info = (u64 * 2).from_address(entry)
-            name = ctypes.string_at(strings + ctypes.c_uint32.from_address(symbols + 3 * word * (info >> 32)).value)
-            found[name.decode()] = base + offset
+            if info % 2**32 in _RELOCATIONS[platform.machine()]:
+                name = strings + ctypes.c_uint32.from_address(symbols + 3 * word * (info >> 32)).value
+                found.setdefault(ctypes.string_at(name).decode(), []).append(base + offset)
     return found
 
 
-def _redirect(place: int, function: Any) -> None:
+def _redirect(places: list[int], function: Any) -> None:
     """Store the address of a C function, in memory that may be read-only."""
-    page = place - place % mmap.PAGESIZE
-    if ctypes.CDLL(None).mprotect(
-        ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
-    ):
-        raise RuntimeError("share_context(): the memory of OpenMM's CUDA platform cannot be changed")
-    ctypes.c_void_p.from_address(place).value = ctypes.cast(function, ctypes.c_void_p).value
-    _REDIRECTED[place] = function
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # Contexts may outlive this module
+    for place in places:
+        page = place - place % mmap.PAGESIZE
+        if ctypes.CDLL(None).mprotect(
+            ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE
+        ):
+            raise RuntimeError("share_context(): the memory of OpenMM's CUDA platform cannot be changed")
+        ctypes.c_void_p.from_address(place).value = ctypes.cast(function, ctypes.c_void_p).value
+        _REDIRECTED[place] = function
 
 
 def _has_all_pairs(potential: Potential) -> bool:
@@ -498,6 +540,13 @@ class TorchMDNet2Energy:
 
 def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMDNet2Energy:
     return TorchMDNet2Energy(ModelSource(path=path, sha256=sha256, level=options.get("level")), dict(options))
+
+
+def _atomic_numbers(everyone: Sequence[Any], chosen: Sequence[int]) -> list[int]:
+    for i in chosen:
+        if everyone[i].element is None:
+            raise BadData(f"atom {i} ({everyone[i].name}) has no element; leave it out by giving `atoms`")
+    return [everyone[i].element.atomic_number for i in chosen]
 
 
 def _indices(atoms: Iterable[int], total: int) -> Sequence[int]:
