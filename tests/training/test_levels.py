@@ -390,7 +390,11 @@ def test_replayed_structures_are_no_other_level(raw_config, tmp_path):
 def test_levels_that_share_references_and_are_far_apart_are_named(two):
     two["levels"] = {"B": {"references": "shared"}}
     notes = data_notes(make_setup(parse_config(two)), 1000)
-    assert any(note.startswith("B: energies are +5") and "references: own" in note for note in notes)
+    assert any(note.startswith("B: energies are +5") and "{B: {references: own}}" in note for note in notes)
+    two["data"]["sources"].reverse()  # the larger level is the second one
+    two["levels"] = {"A/TZ(1.0)": {"references": "shared"}}
+    notes = data_notes(make_setup(parse_config(two)), 1000)
+    assert any("A/TZ(1.0): {references: own}" in note for note in notes)
     two["levels"] = {}
     assert not any("references: own" in note for note in data_notes(make_setup(parse_config(two)), 1000))
 

@@ -259,9 +259,10 @@ def shared_notes(
     if len(shared) < 2 or not len(chosen):
         return
     for one, other, apart in _apart(frames.data, frames.indices[chosen], found.energies[chosen], frames.levels[chosen]):
+        further = levels[other or one]  # the first level has no settings
         yield (
             f"{levels[other]}: energies are {apart:+.3g} eV per atom from those of {levels[one]}, and both share "
-            f"reference energies: set levels: {{{levels[other]}: {{references: own}}}}"
+            f"reference energies: set levels: {{{further}: {{references: own}}}}"
         )
 
 
