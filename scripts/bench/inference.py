@@ -6,14 +6,14 @@ Each system is evaluated as a whole step: neighbor search, energy, forces. "repl
 (`Evaluator.bind`); "call" is `evaluator(system)` with its results back in Python; "potential" is the reference path,
 eager. Errors are the largest of any force component and of the energy against the Potential in float64. All use the
 same weights. "mixed" and "tf32" are as "ours" in these precisions; "scan" times other launch shapes in mixed precision,
-and each kernel in float32 and mixed precision. "composed" replays the network with priors.
-"startup" is a fresh process: seconds to its first result and
+and each kernel in float32 and mixed precision. "elements" times the embedding by edges and by elements in turns.
+"composed" replays the network with priors. "startup" is a fresh process: seconds to its first result and
 to that of a second molecule.
 
 Each part runs in a separate process, and its results are written after every system: a part that fails or runs out of
 time does not harm the others. Parts joined by + run at the same time: those that are not timed, the exact results and
-compilation ("warm", "warm_tf32", "warm_mixed", "warm_compile", "warm_scan"), which fills the caches on disk that the
-timed parts then find. PART:K/N takes every Nth system.
+compilation ("warm", "warm_tf32", "warm_mixed", "warm_compile", "warm_scan", "warm_elements"), which fills the caches on
+disk that the timed parts then find. PART:K/N takes every Nth system.
 """
 
 from __future__ import annotations
@@ -76,6 +76,17 @@ SCAN: list[tuple[tuple[str, ...], list[Any]]] = [
     (("embedding_backward",), [MessageTile(1, 4, 32, 1)]),
 ]  # fmt: skip
 """Other shapes, for all kernels of the names together."""
+ELEMENTS_SCAN: list[tuple[str, list[Any]]] = [
+    ("element_sums", [MessageTile(1, 2, 32, 1), MessageTile(2, 2, 32, 1), MessageTile(4, 1, 32, 2),
+                      MessageTile(8, 1, 32, 4)]),
+    ("element_edges", [MessageTile(1, 2, 32, 1), MessageTile(1, 8, 32, 1), MessageTile(4, 1, 32, 1),
+                       MessageTile(8, 1, 32, 2)]),
+    ("element_product", [Block(16, 64, 32, 8), Block(16, 32, 32, 4), Block(16, 32, 32, 2)]),
+    ("element_gradient", [Block(16, 32, 32, 2, 3), Block(16, 32, 32, 2, 2), Block(16, 32, 32, 4, 2),
+                          Block(16, 32, 16, 4, 3)]),
+]  # fmt: skip
+"""Other shapes of the embedding by elements."""
+_IN_TURNS_UP_TO = 300_000  # atoms: several steps fit into the memory
 
 
 def errors(exact: dict[str, torch.Tensor] | None, forces: torch.Tensor, energy: torch.Tensor | None = None) -> Row:
@@ -180,6 +191,57 @@ def scan(potential: Potential, system: System, measured: bool) -> Iterator[Row]:
             yield row
 
 
+def elements(potential: Potential, system: System, exact: Any, measured: bool) -> Iterator[Row]:
+    """Rows of the embedding by edges and by elements, float32 and mixed, in turns; only compile if not measured.
+
+    With 10,000 to 20,000 atoms also milliseconds by kernel, and rows of other shapes in mixed precision.
+    """
+    models = {name: FusedModel(potential, given) for name, given in (("float32", "native"), ("mixed", "mixed"))}
+    present = tuple(system.z.unique().tolist())
+    large = system.num_atoms > _IN_TURNS_UP_TO
+    shapes = {}
+    for name, model in models.items():
+        chosen: Any = model.net.launch_shapes(system.num_atoms)
+        shapes[name, "by edges"] = chosen
+        shapes[name, "by elements"] = replace(chosen, elements=present)
+    if large:
+        del shapes["float32", "by edges"], shapes["mixed", "by edges"]
+    rows: dict[Any, Row] = {}
+    steps = {}
+    for (name, way), shape in shapes.items():
+        forget()
+        before = torch.cuda.memory_allocated()
+        step, first = once(partial(held, models[name], system, shape))
+        row: Row = {"mode": f"{name} {way}", "first_s": first, "peak_GB": peak() - before / 1e9}
+        found = step.results()
+        rows[name, way] = row | errors(exact, found.forces, found.energy)
+        steps[name, way] = step
+        if large:
+            rows[name, way] |= timed(step.run, seconds=3.0, most=9)
+            del steps[name, way], step
+    for _ in range(3 if measured else 0):
+        for key, step in steps.items():
+            found = timed(step.run, seconds=0.2)
+            rows[key] = min(rows[key], rows[key] | found, key=lambda row: row.get("ms", float("inf")))
+    yield from rows.values()
+    if not 10_000 <= system.num_atoms <= 20_000:
+        return
+    steps.clear()
+    for key, shape in shapes.items() if measured else ():
+        yield {"mode": f"kernels {' '.join(key)}", "kernels": by_kernel(models[key[0]], system, shape)}
+    chosen = shapes["mixed", "by elements"]
+    for name, others in ELEMENTS_SCAN:
+        for other in others:
+            row = {"mode": f"{name} {other}"}
+            try:
+                step = held(models["mixed"], system, replace(chosen, **{name: other}))
+                row |= timed(step.run, seconds=0.1) if measured else {}
+                del step
+            except Exception as error:  # the others are timed too
+                row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
+            yield row
+
+
 def exactly(potential: Potential, system: System, path: Path) -> Iterator[Row]:
     """Write float64 results to a file; returns a row with the number of edges."""
     row: Row = {"mode": "exact", "edges": neighbor_list(system, potential.cutoff).num_edges}
@@ -243,6 +305,8 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             "warm_tf32": lambda s=system: warm(potential, s, "tf32"),  # type: ignore[misc]
             "warm_mixed": lambda s=system: warm(potential, s, "mixed"),  # type: ignore[misc]
             "warm_scan": lambda s=system: scan(potential, s, False),  # type: ignore[misc]
+            "warm_elements": lambda s=system, e=exact: elements(potential, s, e, False),  # type: ignore[misc]
+            "elements": lambda s=system, e=exact: elements(potential, s, e, True),  # type: ignore[misc]
             "scan": lambda s=system: scan(potential, s, True),  # type: ignore[misc]
             "mixed": lambda s=system, e=exact: ours(potential, s, e, "mixed"),  # type: ignore[misc]
             "warm_compile": lambda s=system: warm(potential, s, "compile"),  # type: ignore[misc]

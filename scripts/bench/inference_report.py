@@ -45,7 +45,8 @@ def table(rows: list[Row]) -> str:
         elif "ms" in r:
             accuracy = "".join(f" {r[k]:>9.1e}" if k in r else f" {'-':>9}" for k in ("force_error", "energy_error"))
             times = "".join(f" {r[k]:>9.4f}" for k in ("ms", "low", "high"))
-            lines.append(f"{name}{times}{accuracy} {r['peak_GB']:>7.2f} {r['first_s']:>8.2f}")
+            others = (f" {r[k]:>{width}.2f}" if k in r else "" for k, width in (("peak_GB", 7), ("first_s", 8)))
+            lines.append(f"{name}{times}{accuracy}{''.join(others)}")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ import torch
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
-from torchmdnet2.engine.step import GraphedStep, StaticInputs
+from torchmdnet2.engine.step import GraphedStep
 from torchmdnet2.models.tensornet.gpu import Block, MessageTile
 from torchmdnet2.models.tensornet2.gpu import FilterTiles
 
@@ -63,9 +63,7 @@ def held(model: FusedModel, system: System, shapes: Any) -> GraphedStep:
     """A replayed step with these launch shapes."""
     options = {} if shapes is None else {"shapes": shapes}
     step = model.step(system.num_atoms, system.num_systems, system.dtype, False, **options)
-    graphed = GraphedStep(step)
-    StaticInputs(model, step).load(system)
-    graphed.make_room()
+    graphed, _inputs = model._loaded(step, system)  # compiles kernels side by side
     graphed.capture()
     graphed.run()
     if graphed.status()[0]:
@@ -89,15 +87,15 @@ def measure(model: FusedModel, system: System, exact: Any, shapes: FilterTiles |
     return row
 
 
-def by_kernel(model: FusedModel, system: System) -> dict[str, float]:
+def by_kernel(model: FusedModel, system: System, shapes: Any = None) -> dict[str, float]:
     """Milliseconds of each kernel of a step, the longest first."""
-    graphed = held(model, system, None)
+    graphed = held(model, system, shapes)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(3):
             graphed.step.launch()
         torch.cuda.synchronize()
     times = {event.key[:60]: event.device_time_total / 3000 for event in profile.key_averages()}
-    return dict(sorted(times.items(), key=lambda item: -item[1])[:15])
+    return dict(sorted(times.items(), key=lambda item: -item[1])[:25])
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:

@@ -21,7 +21,7 @@ TINY = [[2.1, 0, 0], [0.4, 2.3, 0], [0, 0.5, 2.2]]  # several images of each ato
 MIXED = {
     name: Block(4, 16, 32, 4, 1, 2) if isinstance(shape, Block) else MessageTile(2, 4, 16, 4)
     for name, shape in vars(Tiles()).items()
-    if name not in ("readout", "overlap")
+    if name not in ("readout", "overlap", "elements") and not name.startswith("element_")
 }
 
 

@@ -225,6 +225,7 @@ class FusedStep(Step):
         self._composition: System | None = None
         self.isolated, self.reference = new(N, dtype=torch.float64), new(N, dtype=torch.float64)
         self.shift = torch.full((1,), energy_shift, dtype=torch.float64, device=self.device)
+        self._given_shapes = shapes is not None
         self._shapes = shapes if shapes is not None else net.launch_shapes(N)
         self._term_shapes = tuple(term_shapes or [term.launch_shapes(N) for term in terms])
         self._num_parts = parts or max(1, min(MAX_PARTS, -(-N // (B * _ATOMS_PER_PART))))
@@ -307,6 +308,13 @@ class FusedStep(Step):
         if search is self.search:
             self._buffers = self.net.allocate(self.num_atoms, capacity, self._shapes)
 
+    def _take_shapes(self, shapes: Hashable) -> None:
+        """Use other launch shapes from now on, if they are others."""
+        if shapes != self._shapes:
+            self._shapes, self._buffers = shapes, None
+            self._resize(self.search, self.capacity)
+            self.version += 1
+
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
         return TritonNeighborSearch(
             self.num_atoms, self.num_systems, cutoff, _aligned(capacity), self.device,
@@ -342,6 +350,8 @@ class FusedStep(Step):
             term.term.set_composition(term.buffers, system)
             if isinstance(term.term, TermWithRoom):
                 self.version += term.term.make_room(term.buffers, system)
+        if not self._given_shapes:
+            self._take_shapes(self.net.shapes_for(self.num_atoms, system.z))
         batch = system.batch
         self.z.copy_(system.z)
         self.pbc.copy_(system.pbc)

@@ -303,6 +303,10 @@ class GpuNetwork(ABC):
         use."""
         return None
 
+    def shapes_for(self, num_atoms: int, z: Tensor) -> Any:
+        """Return block shapes for structures of these atomic numbers [N], which may wait for the device."""
+        return self.launch_shapes(num_atoms)
+
     def launch_options(self, shapes: Any) -> dict[str, Any]:
         """Return how launches overlap the kernel before (triton_launch.py), also those of the step around the
         network."""

@@ -23,7 +23,7 @@ from . import triton_atoms as node
 from . import triton_atoms as scalar
 from . import triton_edges as force
 from . import triton_edges as message
-from .weights import FrozenTensorNet, PackedWeights, ScalarNetwork, SplitWeights, pack
+from .weights import FUNCTIONS, FrozenTensorNet, PackedWeights, ScalarNetwork, SplitWeights, pack
 
 __all__ = [
     "Block", "Buffers", "ChargedTensorNet", "FusedTensorNet", "HeadBuffers", "MessageTile", "Tiles", "part_size",
@@ -90,9 +90,11 @@ class Tiles:
 
     Args:
         overlap: 0, 1 or 2: how early each kernel is launched (triton_launch.py).
+        elements: all that there are, for the embedding by elements (triton_edges.py); () for the one by edges.
     """
 
     overlap: int = 1
+    elements: tuple[int, ...] = ()
 
     embedding: MessageTile = MessageTile(1, 2, 64, 1)
     interaction: MessageTile = MessageTile(16, 1, 32, 16)
@@ -111,6 +113,11 @@ class Tiles:
     gradient_product: Block = Block(16, 64, 16, 4, 3)
     gradient_mix: Block = Block(16, 64, 16, 4, 3)
     gradient_embedding: Block = Block(16, 64, 32, 4, 3)
+    # of the embedding by elements: channels are radial functions, and the sum of the product is over all of them
+    element_sums: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
+    element_edges: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
+    element_product: Block = Block(16, 64, FUNCTIONS, 4)
+    element_gradient: Block = Block(16, FUNCTIONS, 32, 4, 3)
 
     @classmethod
     def for_atoms(cls, num_atoms: int, channels: int, mixed: bool = False) -> Tiles:
@@ -120,7 +127,7 @@ class Tiles:
             tiles = replace(tiles, **next((shapes for most, shapes in _MIXED if num_atoms <= most), _MIXED_MANY))
         limited: dict[str, Any] = {}
         for name, shape in vars(tiles).items():
-            if isinstance(shape, int):
+            if isinstance(shape, int | tuple):
                 continue
             if isinstance(shape, MessageTile):
                 limited[name] = replace(shape, channels=min(shape.channels, channels))
@@ -209,6 +216,8 @@ _THOUSANDS = Tiles(
     gradient_mix=_WIDE_SPLIT,
     gradient_embedding=_WIDE_SPLIT,
 )
+_BY_ELEMENTS_FROM, _MOST_ELEMENTS = 4001, 2
+"""Fewest atoms and most elements of the embedding by elements."""
 _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 
 # In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
@@ -231,7 +240,11 @@ _MIXED_MANY: dict[str, Any] = {"interaction": _SHARED, "message_backward": _ALON
 
 @dataclass(eq=False)
 class Buffers:
-    """Static tensors of one size. Fields are [N, 9, F] float32; in mixed precision y, m, d, dd, dm, dy are float16."""
+    """Static tensors of one size. Fields are [N, 9, F] float32; in mixed precision y, m, d, dd, dm are float16.
+
+    Some gradients take the place of what they are the gradient of, or of what is read for the last time by the program
+    that writes them: g that of the last x, dd of the last d, dgate of gate, dhidden of active, and dY of each m.
+    """
 
     x0: Tensor
     norm: Tensor
@@ -253,7 +266,6 @@ class Buffers:
     g: Tensor
     dd: Tensor
     dm: Tensor
-    dy: Tensor
     knot: Tensor
     offset: Tensor
     slope: Tensor
@@ -265,10 +277,11 @@ class Buffers:
 
     @property
     def nbytes(self) -> int:
-        tensors: list[Any] = []
+        sizes: dict[int, int] = {}
         for value in vars(self).values():
-            tensors += value if isinstance(value, list) else [value]
-        return sum(t.numel() * t.element_size() for t in tensors)
+            for t in value if isinstance(value, list) else [value]:
+                sizes[t.data_ptr()] = t.numel() * t.element_size()
+        return sum(sizes.values())
 
 
 class FusedTensorNet(FeatureNetwork):
@@ -285,10 +298,12 @@ class FusedTensorNet(FeatureNetwork):
     """
 
     _linear: Tensor | None = None
+    _elements: dict[tuple[int, ...], tuple[Tensor, Tensor]]
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
         self.packed = PackedWeights(weights)
+        self._elements = {}
         self.set_unit(power_of_two(self._largest()))
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
@@ -317,9 +332,19 @@ class FusedTensorNet(FeatureNetwork):
     def launch_shapes(self, num_atoms: int) -> Tiles:
         return Tiles.for_atoms(num_atoms, self.weights.channels, self.weights.mixed)
 
+    def shapes_for(self, num_atoms: int, z: Tensor) -> Tiles:
+        tiles = self.launch_shapes(num_atoms)
+        if num_atoms < _BY_ELEMENTS_FROM or not self.weights.embedding_by_elements:
+            return tiles
+        elements = tuple(z.unique().tolist())
+        few = len(elements) <= min(_MOST_ELEMENTS, self.weights.channels // FUNCTIONS)
+        return replace(tiles, elements=elements) if few else tiles
+
     def allocate(self, num_atoms: int, capacity: int, shapes: Tiles, num_ghosts: int | None = None) -> Buffers:
         w, tiles = self.weights, shapes
         f, layers = w.channels, w.num_layers
+        if tiles.elements and tiles.elements not in self._elements:
+            self._elements[tiles.elements] = self._places(tiles.elements)
         if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
             _ = self._split  # a step launches and does nothing else
         n = max(num_atoms, 1)
@@ -337,14 +362,14 @@ class FusedTensorNet(FeatureNetwork):
         def sent() -> Tensor:  # what senders are read from
             return new(max(rows, 1), 9, f, dtype=kept)
 
-        slices, back = f // tiles.embedding_backward.channels, f // tiles.message_backward.channels
+        slices = 1 if tiles.elements else f // tiles.embedding_backward.channels
+        back = f // tiles.message_backward.channels
+        x, d, gate, active = new(layers + 1, n, 9, f), [field() for _ in range(layers)], new(n, 3 * f), new(n, 2 * f)
         return Buffers(
-            x0=new(n, 9, f), norm=new(n, f), hidden=new(n, 2 * f), active=new(n, 2 * f), gate=new(n, 3 * f),
-            dgate=new(n, 3 * f), dhidden=new(n, 2 * f), norms=new(n, 3 * f), readout=new(n, f),
-            readout_active=new(n, f), dreadout=new(n, f),
-            mixed=new(n, 9, f), x=list(new(layers + 1, n, 9, f)), inverse=list(new(layers, n, f)),
-            y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)],
-            d=[field() for _ in range(layers)], g=new(n, 9, f), dd=field(), dm=sent(), dy=field(),
+            x0=new(n, 9, f), norm=new(n, f), hidden=new(n, 2 * f), active=active, gate=gate, dgate=gate, dhidden=active,
+            norms=new(n, 3 * f), readout=new(n, f), readout_active=new(n, f), dreadout=new(n, f),
+            mixed=new(n, 9, f), x=list(x), inverse=list(new(layers, n, f)),
+            y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)], d=d, g=x[-1], dd=d[-1], dm=sent(),
             knot=new(capacity).int(), offset=new(capacity),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
             edge_turn=new(slices, capacity, 3), energy=new(n), virial=new(n, 9),
@@ -392,11 +417,14 @@ class FusedTensorNet(FeatureNetwork):
     def _embed(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n = self.weights, atoms.num_rows
         f = w.channels
-        grid, walk = self._message(n, tiles, tiles.embedding)
-        message.embedding_kernel[grid](
-            *edges[:3], w.knots, b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender,
-            w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, LOG=w.log_norm, **walk,
-        )  # fmt: skip
+        if tiles.elements:
+            self._embed_by_elements(b, tiles, atoms, edges)
+        else:
+            grid, walk = self._message(n, tiles, tiles.embedding)
+            message.embedding_kernel[grid](
+                *edges[:3], w.knots, b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender,
+                w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, LOG=w.log_norm, **walk,
+            )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
         grid, block = self._product(n, 2 * f, tiles, tiles.hidden)
@@ -495,7 +523,7 @@ class FusedTensorNet(FeatureNetwork):
         packed = self._packed(block)
         node.gradient_product_kernel[grid](
             b.dd, _pick(block, self._mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], self._factor(b, atoms), b.dm,
-            b.dy, n, O3=w.is_o3, **block,
+            b.m[k], n, O3=w.is_o3, **block,
         )  # fmt: skip
 
     def _message_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
@@ -503,7 +531,7 @@ class FusedTensorNet(FeatureNetwork):
         slices = w.channels // tiles.message_backward.channels
         grid, walk = self._message(n, tiles, tiles.message_backward)
         message.message_backward_kernel[grid](
-            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
+            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.m[k],
             b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
         )  # fmt: skip
 
@@ -512,7 +540,7 @@ class FusedTensorNet(FeatureNetwork):
         grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix, self._of_layers)
         packed = self._packed(block)
         node.gradient_mix_kernel[grid](
-            b.dy, _pick(block, self._mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+            b.m[k], _pick(block, self._mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
             self._factor(b, atoms), b.g, b.dd if k else self._of_embedding(b), b.mixed, b.gate, b.dgate, n,
             FIRST=k == 0, **self._linear_slope(k), **block,
         )  # fmt: skip
@@ -534,10 +562,63 @@ class FusedTensorNet(FeatureNetwork):
             b.norm, _pick(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.mixed, n,
             w.gate_norm[2], LOG=w.log_norm, **block,
         )  # fmt: skip
+        if tiles.elements:
+            self._edge_gradient_by_elements(b, tiles, atoms, edges)
+            return
         grid, walk = self._message(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
             *edges[:3], b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.mixed, b.edge_slope,
             b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
+        )  # fmt: skip
+
+    # --- the embedding by elements --------------------------------------------------------------------------------
+
+    def _places(self, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return the place of each atomic number among these, and these."""
+        present = torch.tensor(elements, dtype=torch.int32)
+        places = torch.zeros(len(self.weights.z_sender), dtype=torch.int32)
+        places[present] = torch.arange(len(elements), dtype=torch.int32)
+        return places.to(self.device), present.to(self.device)
+
+    def _by_elements(self, tiles: Tiles, shape: Any) -> dict[str, Any]:
+        """Return the constants that the kernels of the embedding by elements share."""
+        return {
+            "R": FUNCTIONS, "num_warps": shape.warps, **FUSED_ARITHMETIC, **self.launch_options(tiles),
+        }  # fmt: skip
+
+    def _embed_by_elements(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        """Compute X⁰ and its norms; the sums S lie where mix(X⁰) will."""
+        w, n = self.weights, atoms.num_rows
+        assert w.embedding_by_elements is not None
+        table, maps, _ = w.embedding_by_elements
+        place, elements = self._elements[tiles.elements]
+        walk, block = tiles.element_sums, tiles.element_product
+        width = FUNCTIONS * (1 << (len(tiles.elements) - 1).bit_length())
+        message.element_sums_kernel[(-(-n // walk.atoms),)](
+            *edges[:3], w.knots, b.knot, b.offset, atoms.z, place, table, b.mixed, n, w.table.decay, w.table.scale,
+            KNOTS=w.table.num_knots, W=width, BR=walk.atoms, BE=walk.edges, **self._by_elements(tiles, walk),
+        )  # fmt: skip
+        message.element_product_kernel[-(-n // block.rows), w.channels // block.cols](
+            b.mixed, maps, atoms.z, elements, w.z_receiver, w.z_sender, w.embedding_self, b.x0, b.norm, n,
+            F=w.channels, W=width, B=len(elements), BM=block.rows, BN=block.cols, LOG=w.log_norm, PREC=self.precision,
+            **self._by_elements(tiles, block),
+        )  # fmt: skip
+
+    def _edge_gradient_by_elements(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        """Compute the gradient of the edges from dX⁰; that of S lies where X⁰ was."""
+        w, n = self.weights, atoms.num_rows
+        assert w.embedding_by_elements is not None
+        table, _, maps_t = w.embedding_by_elements
+        place, elements = self._elements[tiles.elements]
+        walk, block = tiles.element_edges, tiles.element_gradient
+        message.element_gradient_kernel[(-(-n // block.rows) * len(elements),)](
+            b.mixed, maps_t, atoms.z, elements, w.z_receiver, w.z_sender, b.x0, n, F=w.channels, B=len(elements),
+            BM=block.rows, BK=block.depth, PREC=self.precision, num_stages=block.stages,
+            **self._by_elements(tiles, block),
+        )  # fmt: skip
+        message.element_edges_kernel[(-(-n // walk.atoms),)](
+            *edges[:3], b.knot, b.offset, atoms.z, place, table, b.x0, b.edge_slope, b.edge_turn, n, B=len(elements),
+            BR=walk.atoms, BE=walk.edges, LANES=walk.lanes, **self._by_elements(tiles, walk),
         )  # fmt: skip
 
     def _forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, with_virial: bool) -> None:
@@ -670,6 +751,9 @@ class ChargedTensorNet(ChargeNetwork, FeatureNetwork):
 
     def launch_shapes(self, num_atoms: int) -> Any:
         return self.network.launch_shapes(num_atoms)
+
+    def shapes_for(self, num_atoms: int, z: Tensor) -> Any:
+        return self.network.shapes_for(num_atoms, z)
 
     def launch_options(self, shapes: Any) -> dict[str, Any]:
         return self.network.launch_options(shapes)

@@ -22,25 +22,26 @@ import triton.language as tl
 from ...core.triton_launch import after_previous, before_next
 from ...kernels.interfaces import FIXED_POINT
 from .triton_algebra import load9, load9_early, product, squared_norm, store9
-from .triton_products import add9, log1p
+from .triton_products import add9, dot, log1p, settle
 
 __all__ = [
-    "domain_force_kernel", "embedding_backward_kernel", "embedding_kernel", "force_kernel", "interaction_kernel",
+    "domain_force_kernel", "element_edges_kernel", "element_gradient_kernel", "element_product_kernel",
+    "element_sums_kernel", "embedding_backward_kernel", "embedding_kernel", "force_kernel", "interaction_kernel",
     "message_backward_kernel",
 ]  # fmt: skip
 
 
 @triton.jit
-def segments(table, k, c, F: tl.constexpr):
-    """Where the filters of channels c at knots k stand."""
+def segments(table, k, c, F: tl.constexpr, P: tl.constexpr = 3):
+    """Where the filters of channels c at knots k stand, P for each."""
     if table.dtype.element_ty == tl.int32:
-        return table + k * (6 * F) + c
+        return table + k * (2 * P * F) + c
     else:
-        return table + k * (12 * F) + c
+        return table + k * (4 * P * F) + c
 
 
 @triton.jit
-def coefficients(p, part: tl.constexpr, mask, F: tl.constexpr):
+def coefficients(p, part: tl.constexpr, mask, F: tl.constexpr, P: tl.constexpr):
     """Of the polynomial of one radial filter at p = `segments`; 0 where masked.
 
     A table of integers holds quadratics: two words of 32 bits, whose upper 24 are c0 and c1; the last 8 of both are the
@@ -48,21 +49,21 @@ def coefficients(p, part: tl.constexpr, mask, F: tl.constexpr):
     """
     if p.dtype.element_ty == tl.int32:
         w0 = tl.load(p + part * F, mask, other=0)
-        w1 = tl.load(p + (3 + part) * F, mask, other=0)
+        w1 = tl.load(p + (P + part) * F, mask, other=0)
         c2 = ((w0 << 24) | ((w1 & 0xFF) << 16)).to(tl.float32, bitcast=True)
         return w0.to(tl.float32, bitcast=True), w1.to(tl.float32, bitcast=True), c2, 0.0
     else:
         c0 = tl.load(p + part * F, mask, other=0.0)
-        c1 = tl.load(p + (3 + part) * F, mask, other=0.0)
-        c2 = tl.load(p + (6 + part) * F, mask, other=0.0)
-        c3 = tl.load(p + (9 + part) * F, mask, other=0.0)
+        c1 = tl.load(p + (P + part) * F, mask, other=0.0)
+        c2 = tl.load(p + (2 * P + part) * F, mask, other=0.0)
+        c3 = tl.load(p + (3 * P + part) * F, mask, other=0.0)
         return c0, c1, c2, c3
 
 
 @triton.jit
-def value_at(p, part: tl.constexpr, t, mask, F: tl.constexpr):
+def value_at(p, part: tl.constexpr, t, mask, F: tl.constexpr, P: tl.constexpr = 3):
     """Value of one radial filter at the distance t from its knot; 0 where masked."""
-    c0, c1, c2, c3 = coefficients(p, part, mask, F)
+    c0, c1, c2, c3 = coefficients(p, part, mask, F, P)
     if p.dtype.element_ty == tl.int32:
         return c0 + t * (c1 + t * c2)
     else:
@@ -70,9 +71,9 @@ def value_at(p, part: tl.constexpr, t, mask, F: tl.constexpr):
 
 
 @triton.jit
-def value_and_slope(p, part: tl.constexpr, t, mask, F: tl.constexpr):
+def value_and_slope(p, part: tl.constexpr, t, mask, F: tl.constexpr, P: tl.constexpr = 3):
     """Value and derivative by the distance of one radial filter; 0 where masked."""
-    c0, c1, c2, c3 = coefficients(p, part, mask, F)
+    c0, c1, c2, c3 = coefficients(p, part, mask, F, P)
     if p.dtype.element_ty == tl.int32:
         return c0 + t * (c1 + t * c2), c1 + t * (2.0 * c2)
     else:
@@ -151,6 +152,17 @@ def direction(vec, e, mask):
     return x * inverse, y * inverse, z * inverse, tl.sqrt(square)
 
 
+@triton.jit
+def place_of(d, knots, decay, scale, KNOTS: tl.constexpr):
+    """The knot below distances d, at scale (1 − exp(−decay d)) rounded down, and the distance from it in Å.
+
+    That difference is exact in float32, so that the tables cost no accuracy.
+    """
+    k = (scale * (1.0 - tl.exp(-decay * d))).to(tl.int32)
+    k = tl.minimum(tl.maximum(k, 0), KNOTS - 2)
+    return k, d - tl.load(knots + k)
+
+
 @triton.jit(do_not_specialize=["num_atoms"])
 def embedding_kernel(
     row_ptr, sender, vec, knots, knot_out, offset_out, z, table, z_receiver, z_sender, self_filter, x_out, norm_out,
@@ -162,8 +174,7 @@ def embedding_kernel(
 
     The sign of skew is in the table.
 
-    Writes the place of each edge in the tables: the knot below its length, at scale (1 − exp(−decay d)) rounded down,
-    and the distance from it in Å. That difference is exact in float32, so that the tables cost no accuracy.
+    Writes the place of each edge in the tables (`place_of`).
     """
     after_previous(PDL)
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
@@ -176,9 +187,7 @@ def embedding_kernel(
         j = tl.load(sender + e, mask, other=0)
         ux, uy, uz, d = direction(vec, e, mask)
         third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
-        k = (scale * (1.0 - tl.exp(-decay * d))).to(tl.int32)
-        k = tl.minimum(tl.maximum(k, 0), KNOTS - 2)
-        t = d - tl.load(knots + k)
+        k, t = place_of(d, knots, decay, scale, KNOTS)
         once = mask & (tl.zeros_like(k) + tl.program_id(1) == 0)
         tl.store(knot_out + e, k, once)
         tl.store(offset_out + e, t, once)
@@ -381,6 +390,172 @@ def embedding_backward_kernel(
         store_sums(turn_out + e * 3 + 2, turn_z, mask, BR, LANES)
         e += BE
         t = t_next
+    before_next(PDL)
+
+
+# --- The embedding by elements: for many atoms of few elements ---
+#
+# The 3F filters of the embedding are nearly linear combinations f_p = Σ_r V_p[r] φ_r of R = 32 radial functions
+# (`reduce_filters`), and its pair weights depend on two elements only. The sum over neighbors is therefore, with a
+# product for each element b that is present,
+#
+#     X_i,m = Σ_b z_ib ⊙ (S_ib,m V_p(m)),    S_ib,m = Σ_j∈b φ(d_ij) u_m,    u = [1, skew(u), uuᵀ − 1/3],
+#
+# p(m) being the part that component m belongs to. Edges need R numbers instead of 3F, and a table of R functions.
+# Backwards in the same two steps: first, for each atom, the gradient of S, G_ib,m = V_p(m) (z_ib ⊙ dX_i,m); then, for
+# each edge to an atom of element b, Σ_m ⟨φ' u_m, G_ib,m⟩ and Σ_m ⟨φ ∂u_m/∂u, G_ib,m⟩.
+#
+# For B elements G is [N, B, 9, R], and S is [N, 9, W], W being R times the power of two from B on. place [max_z] is the
+# place of an element among them; maps V [3, R, F].
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def element_sums_kernel(
+    row_ptr, sender, vec, knots, knot_out, offset_out, z, place, table, sums, num_atoms, decay, scale,
+    R: tl.constexpr, W: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """S_ib = Σ_j∈b φ(d_ij) u; and the place of each edge in the tables."""
+    after_previous(PDL)
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = tl.arange(0, W)[None, :]
+    x0 = tl.zeros([BR * BE, W], tl.float32)
+    x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
+    for _ in range(0, steps):
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0)
+        element = tl.load(place + tl.load(z + j, mask, other=0))
+        ux, uy, uz, d = direction(vec, e, mask)
+        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
+        k, t = place_of(d, knots, decay, scale, KNOTS)
+        tl.store(knot_out + e, k, mask)
+        tl.store(offset_out + e, t, mask)
+        f = value_at(segments(table, k, c % R, R, 1), 0, t, mask, R, 1)
+        f = tl.where(element == c // R, f, 0.0)
+        x0 += f
+        x1 += uz * f
+        x2 -= uy * f
+        x3 += ux * f
+        x4 += (ux * ux - third) * f
+        x5 += ux * uy * f
+        x6 += ux * uz * f
+        x7 += (uy * uy - third) * f
+        x8 += uy * uz * f
+        e += BE
+    before_next(PDL)
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    x0, x1, x2, x3, x4, x5, x6, x7, x8 = sum_lanes(x0, x1, x2, x3, x4, x5, x6, x7, x8, BR, BE, W)
+    store9(sums + row.to(tl.int64) * (9 * W) + c, row < num_atoms, W, x0, x1, x2, x3, x4, x5, x6, x7, x8)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def element_product_kernel(
+    sums, maps, z, elements, z_receiver, z_sender, self_filter, x_out, norm_out, num_atoms,
+    F: tl.constexpr, R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    LOG: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """X_i = Σ_b z_ib ⊙ (S_ib V) + f1(0) z_ii, and ‖X‖² or log(1 + ‖X‖²) (LOG), as `embedding_kernel`."""
+    after_previous(PDL)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = (rows < num_atoms)[:, None]
+    r = tl.arange(0, R)
+    w = maps + r[:, None] * F + cols[None, :]
+    wi, wa, ws = tl.load(w), tl.load(w + R * F), tl.load(w + 2 * R * F)
+    zi = tl.load(z + rows, rows < num_atoms, other=0)[:, None] * F + cols[None, :]
+    here = tl.load(z_receiver + zi)
+    zero = tl.zeros([BM, BN], tl.float32)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = zero, zero, zero, zero, zero, zero, zero, zero, zero
+    for b in tl.static_range(B):
+        zz = here + tl.load(z_sender + tl.load(elements + b) * F + cols)[None, :]
+        s = sums + rows[:, None].to(tl.int64) * (9 * W) + (b * R + r)[None, :]
+        y0 += zz * dot(tl.load(s, m, other=0.0), wi, zero, PREC)
+        y1 += zz * dot(tl.load(s + W, m, other=0.0), wa, zero, PREC)
+        y2 += zz * dot(tl.load(s + 2 * W, m, other=0.0), wa, zero, PREC)
+        y3 += zz * dot(tl.load(s + 3 * W, m, other=0.0), wa, zero, PREC)
+        y4 += zz * dot(tl.load(s + 4 * W, m, other=0.0), ws, zero, PREC)
+        y5 += zz * dot(tl.load(s + 5 * W, m, other=0.0), ws, zero, PREC)
+        y6 += zz * dot(tl.load(s + 6 * W, m, other=0.0), ws, zero, PREC)
+        y7 += zz * dot(tl.load(s + 7 * W, m, other=0.0), ws, zero, PREC)
+        y8 += zz * dot(tl.load(s + 8 * W, m, other=0.0), ws, zero, PREC)
+    before_next(PDL)
+    y0 += tl.load(self_filter + cols)[None, :] * (here + tl.load(z_sender + zi))
+    y0, y1, y2 = settle(y0, BM, BN), settle(y1, BM, BN), settle(y2, BM, BN)
+    y3, y4, y5 = settle(y3, BM, BN), settle(y4, BM, BN), settle(y5, BM, BN)
+    y6, y7, y8 = settle(y6, BM, BN), settle(y7, BM, BN), settle(y8, BM, BN)
+    out = x_out + rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    store9(out, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
+    norm = squared_norm(y0, y1, y2, y3, y4, y5, y6, y7, y8)
+    if LOG:
+        norm = log1p(norm)
+    tl.store(norm_out + rows[:, None].to(tl.int64) * F + cols[None, :], norm, m)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def element_gradient_kernel(
+    dx, maps_t, z, elements, z_receiver, z_sender, gradient, num_atoms,
+    F: tl.constexpr, R: tl.constexpr, B: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """G_ib = V (z_ib ⊙ dX_i). maps_t: Vᵀ [3, F, R]. The programs of all elements of an atom run together, which read
+    the same dX."""
+    after_previous(PDL)
+    b = tl.program_id(0) % B
+    rows = tl.program_id(0) // B * BM + tl.arange(0, BM)
+    m = (rows < num_atoms)[:, None]
+    r = tl.arange(0, R)
+    zi = tl.load(z + rows, rows < num_atoms, other=0)[:, None] * F
+    there = z_sender + tl.load(elements + b) * F
+    g0 = tl.zeros([BM, R], tl.float32)
+    g1, g2, g3, g4, g5, g6, g7, g8 = g0, g0, g0, g0, g0, g0, g0, g0
+    for k0 in range(0, F, BK):
+        k = k0 + tl.arange(0, BK)
+        zz = tl.load(z_receiver + zi + k[None, :]) + tl.load(there + k)[None, :]
+        x = dx + rows[:, None].to(tl.int64) * (9 * F) + k[None, :]
+        w = maps_t + k[:, None] * R + r[None, :]
+        wi, wa, ws = tl.load(w), tl.load(w + F * R), tl.load(w + 2 * F * R)
+        g0 = dot(zz * tl.load(x, m, other=0.0), wi, g0, PREC)
+        g1 = dot(zz * tl.load(x + F, m, other=0.0), wa, g1, PREC)
+        g2 = dot(zz * tl.load(x + 2 * F, m, other=0.0), wa, g2, PREC)
+        g3 = dot(zz * tl.load(x + 3 * F, m, other=0.0), wa, g3, PREC)
+        g4 = dot(zz * tl.load(x + 4 * F, m, other=0.0), ws, g4, PREC)
+        g5 = dot(zz * tl.load(x + 5 * F, m, other=0.0), ws, g5, PREC)
+        g6 = dot(zz * tl.load(x + 6 * F, m, other=0.0), ws, g6, PREC)
+        g7 = dot(zz * tl.load(x + 7 * F, m, other=0.0), ws, g7, PREC)
+        g8 = dot(zz * tl.load(x + 8 * F, m, other=0.0), ws, g8, PREC)
+    before_next(PDL)
+    out = gradient + (rows.to(tl.int64) * B + b)[:, None] * (9 * R) + r[None, :]
+    store9(out, m, R, g0, g1, g2, g3, g4, g5, g6, g7, g8)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def element_edges_kernel(
+    row_ptr, sender, vec, knot, offset, z, place, table, gradient, edge_slope, edge_turn, num_atoms,
+    R: tl.constexpr, B: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write, for each edge, dE/d|vec| [E] and dE/du [E, 3] from G."""
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = tl.arange(0, R)[None, :]
+    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    after_previous(PDL)
+    for _ in range(0, steps):
+        mask = e < end
+        element = tl.load(place + tl.load(z + j, mask, other=0))
+        own = gradient + (row.to(tl.int64) * B + element) * (9 * R) + c
+        g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, mask, R)
+        ux, uy, uz, _d = direction(vec, e, mask)
+        f, slope_f = value_and_slope(segments(table, k, c, R, 1), 0, t, mask, R, 1)
+        j, k, t = edge(sender, knot, offset, e + BE, e + BE < end)
+        wx = ux * g4 + uy * g5 + uz * g6
+        wy = ux * g5 + uy * g7 + uz * g8
+        wz = ux * g6 + uy * g8
+        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
+        # ⟨uuᵀ − |u|²/3, g⟩ and d/du of it: the part along u is projected out by the force kernel
+        along = g0 + uz * g1 - uy * g2 + ux * g3 + ux * wx + uy * (uy * g7 + uz * g8) - third * (g4 + g7)
+        store_sums(edge_slope + e, slope_f * along, mask, BR, LANES)
+        store_sums(edge_turn + e * 3, f * (g3 + wx + ux * g4), mask, BR, LANES)
+        store_sums(edge_turn + e * 3 + 1, f * (wy + uy * g7 - g2), mask, BR, LANES)
+        store_sums(edge_turn + e * 3 + 2, f * (g1 + wz), mask, BR, LANES)
+        e += BE
     before_next(PDL)
 
 

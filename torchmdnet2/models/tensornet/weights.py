@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 from ..layers import LogNorm
 
 __all__ = [
-    "FilterTable", "Filters", "FrozenTensorNet", "PackedWeights", "ScalarNetwork", "SplitWeights", "fit_tables",
-    "pack", "pack_quadratics", "pack_split", "tabulate", "tabulate_quadratics",
+    "FUNCTIONS", "FilterTable", "Filters", "FrozenTensorNet", "PackedWeights", "ScalarNetwork", "SplitWeights",
+    "fit_tables", "pack", "pack_quadratics", "pack_split", "reduce_filters", "tabulate", "tabulate_quadratics",
 ]  # fmt: skip
 
 
@@ -32,6 +33,8 @@ _SIZES = (512, 1024, 2048, 4096)
 _SLOPE_ERROR = 7e-7  # of the largest slope; eager float32 sums have errors like this
 _ROUGH_SLOPE_ERROR = 5e-5  # a tenth of the rounding errors in half precision
 _CLOSEST = 0.6  # Å; atoms do not come closer
+FUNCTIONS = 32
+"""Number of radial functions of the embedding by elements (triton_edges.py)."""
 
 
 @dataclass(eq=False)
@@ -140,6 +143,24 @@ def pack_quadratics(segments: Tensor) -> Tensor:
     return torch.stack([word(c0, bits >> 8), word(c1, bits & 0xFF)], 1)
 
 
+def reduce_filters(filters: Filters, table: FilterTable, size: int) -> tuple[Filters, Tensor]:
+    """Return radial functions φ that filters [K, P, F] are nearly linear combinations of, and the combinations.
+
+    Those with the smallest errors of values and slopes at the knots. What lies nearer than atoms come counts little:
+    the filters of an embedding span one function more than there are radial functions, for their bias, and the one
+    that is left out differs from zero there only (below 0.4 Å by 2 %).
+
+    Returns:
+        φ, as [K, 1, size]; V [P, size, F] float64, with filters ≈ φ V.
+    """
+    d = table.distances()[::4]  # many more than functions
+    values, slopes = (t.flatten(1) for t in _value_and_slope(filters, d))
+    weight = (d / _CLOSEST).clamp(max=1).pow(8).clamp(min=1e-6)[:, None]
+    v = torch.linalg.svd(weight.repeat(2, 1) * torch.cat([values, slopes * table.cutoff / 32]))[2][:size]
+    shape = filters(d[:1]).shape[1:]
+    return lambda d: (filters(d).flatten(1) @ v.T)[:, None], v.unflatten(1, shape).transpose(0, 1).contiguous()
+
+
 def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
     """Return value and slope, both [K, P, F], by two backward passes from sums.
 
@@ -215,10 +236,11 @@ class FrozenTensorNet:
             of_layers = [self._filters(exact, layer) for layer in exact.layers]
             filters = [(embedding_filters, True), *((f, self._vanish) for f in of_layers)]
             self.table, fitted = fit_tables(model.cutoff, filters, mixed)
-            of_embedding, *tables = [pack_quadratics(t).to(device) if mixed else give(t) for t in fitted]
+            of_embedding, *tables = [self._pack(t) for t in fitted]
             self.knots = give(self.table.middles() if mixed else self.table.distances())
             zero = torch.zeros(1, dtype=torch.float64, device="cpu")
             self.embedding_table, self.layer_tables = of_embedding, tables
+            self._embedding_filters = embedding_filters
             own = float(emb.counts_itself)
             self.embedding_self = give(own * embedding_filters(zero)[0, 0])
             self.layer_self = [give(own * f(zero)[0]) for f in of_layers]
@@ -249,6 +271,28 @@ class FrozenTensorNet:
             self.readout_t = (give(exact.linear.weight), *map(give, after_t))
             norm, linear = exact.out_norm, exact.linear
             self.readout_sums = (give(linear.weight @ norm.weight), give(linear.bias + linear.weight @ norm.bias))
+
+    def _pack(self, segments: Tensor) -> Tensor:
+        """Return a table in the layout of the kernels."""
+        return (pack_quadratics(segments) if self.mixed else segments.float().contiguous()).to(self.device)
+
+    @cached_property
+    def embedding_by_elements(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The embedding as combinations of 32 functions: their table [K, 4, 1, 32], V [3, 32, F] and Vᵀ [3, F, 32].
+
+        None where combinations of so few functions are less accurate than tables are.
+        """
+        functions, maps = reduce_filters(self._embedding_filters, self.table, FUNCTIONS)
+        with torch.no_grad():
+            d = self.table.middles()[:-1]
+            exact, found = _value_and_slope(self._embedding_filters, d)[1], _value_and_slope(functions, d)[1]
+            error = (torch.einsum("kr,prf->kpf", found[:, 0], maps) - exact)[d > _CLOSEST].abs().max()
+            if error > (_ROUGH_SLOPE_ERROR if self.mixed else _SLOPE_ERROR) * exact.abs().max():
+                return None
+            form = tabulate_quadratics if self.mixed else tabulate
+            table = self._pack(form(functions, self.table))
+            maps = maps.float().to(self.device)
+        return table, maps, maps.transpose(1, 2).contiguous()
 
     def _head(self, head: Any, energy_scale: float) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return the maps of the read-out after the features, and those transposed."""

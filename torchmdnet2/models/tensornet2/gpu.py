@@ -158,6 +158,8 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
                 return [new(slots, width)] * layers
             return [new(most, width) for _ in range(layers)]
 
+        # the gradients of the charges need what these would take the place of
+        base |= {"g": new(n, 9, f), "dd": new(n, 9, f), "dgate": new(n, 3 * f)}
         base["slope"] = new(layers * (slices + 1), capacity)
         return ChargeBuffers(
             **base, ones=torch.ones(n, dtype=torch.float32, device=w.device), receiver=new(capacity).int(),
@@ -371,7 +373,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
                 self._filter(b, shapes, edges, chunk, k, True, b.last[k], b.second_slope[k])
             message.message_backward_kernel[grid](
                 edges.row_ptr, b.receiver, edges.sender, b.reverse, b.envelope, b.envelope_slope, b.last[k], b.y[k],
-                b.dm, b.dy, b.last_gradient, slope, capacity, *chunk, REVERSED=kept,
+                b.dm, b.m[k], b.last_gradient, slope, capacity, *chunk, REVERSED=kept,
                 LANES=shapes.filter_gradient.lanes, **constants, **self._options(shapes),
             )  # fmt: skip
             # each gradient overwrites its quantity
