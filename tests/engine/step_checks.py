@@ -276,6 +276,24 @@ def test_bound_step_holds_another_system():
         bound.check()
 
 
+def test_shapes_follow_the_elements(monkeypatch):
+    """The embedding by elements is for two at most; a step that holds others is captured again."""
+    monkeypatch.setattr(launch_shapes, "_BY_ELEMENTS_FROM", 1)
+    potential = make(model={"name": "tensornet", "hidden_channels": 64, "num_layers": 1, "num_rbf": 8, "cutoff": CUTOFF,
+                            "max_z": 10})  # fmt: skip
+    pos = torch.tensor([[0.0, 0, 0], [1.1, 0, 0.2], [0, 1.4, 0]], dtype=torch.float64)
+    system = System(z=torch.tensor([8, 1, 1]), pos=pos)
+    bound = Evaluator(potential).bind(system)
+    step = bound._graphed.step
+    for z, elements in (([8, 1, 1], (1, 8)), ([6, 8, 6], (6, 8)), ([1, 6, 8], ()), ([1, 1, 1], (1,))):
+        version = step.version
+        other = system.replace(z=torch.tensor(z))
+        bound.load(other)
+        bound.replay()
+        assert step._shapes.elements == elements and (step.version > version) == (elements != (1, 8))
+        assert_same(bound, reference(potential, other))
+
+
 def test_evaluator_grows_when_atoms_come_together(tight):
     evaluator = Evaluator(POTENTIAL)
     system = atoms(5, 6, 60.0)

@@ -22,7 +22,7 @@ def cases(all_cases):
 
 
 def test_all_cases_ran(all_cases, cases):
-    assert len(all_cases) == 20 and len(cases) == 17
+    assert len(all_cases) == 23 and len(cases) == 19
 
 
 def test_energies(cases):
@@ -35,13 +35,22 @@ def test_forces_are_float32_accurate(cases):
         assert c["forces"] <= 3e-6 * max(1.0, c["largest_force"]), c
 
 
+def test_the_embedding_by_elements_in_numbers(all_cases):
+    """eV and eV/Å, of forces up to 0.3 eV/Å."""
+    found = {c["case"]: c for c in all_cases if "by elements" in c["case"]}
+    mixed = found.pop("mixed precision, by elements")
+    assert len(found) == 2 and max(c["energy"] for c in found.values()) < 1e-6
+    assert max(c["forces"] for c in found.values()) < 2e-6
+    assert mixed["energy"] < 1e-5 and mixed["forces"] < 3e-5
+
+
 def test_stress(cases):
     stresses = [c["stress"] for c in cases if "stress" in c]
-    assert len(stresses) == 11 and max(stresses) < 1e-5, cases
+    assert len(stresses) == 13 and max(stresses) < 1e-5, cases
 
 
 def test_mixed_precision(all_cases):
-    mixed = all_cases[17:]
+    mixed = all_cases[19:]
     for c in mixed:
         assert c["energy"] < 2e-5 and c["stress"] < 5e-4 and c["forces"] < 2e-4 * c["largest_force"], c
     assert max(c["forces"] / c["largest_force"] for c in mixed) > 5e-6, "rounded to float16 nowhere"

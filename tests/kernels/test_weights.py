@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Potential
-from torchmdnet2.models.tensornet.weights import fit_tables
+from torchmdnet2.models.tensornet.weights import FrozenTensorNet, fit_tables
 from torchmdnet2.models.tensornet2.weights import FrozenTensorNet2
 
 
@@ -55,3 +55,27 @@ def test_functions_that_are_not_zero_at_the_cutoff_need_no_more_knots():
     frozen = FrozenTensorNet2(potential.representation, potential.head, 1.0, "cpu")
     assert frozen.table.num_knots == 1024
     assert all(float(table[-2].abs().max()) > 0.01 for table in frozen.layer_tables)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_filters_of_the_embedding_are_combinations_of_few_functions(mixed):
+    """Down to 0.4 Å, although a bias makes them combinations of 33."""
+    torch.manual_seed(0)
+    potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 32, "num_rbf": 32}})
+    frozen = FrozenTensorNet(potential.representation, potential.head, 1.0, "cpu", mixed)
+    table, maps, maps_t = frozen.embedding_by_elements
+    assert table.shape[-2:] == (1, 32) and torch.equal(maps.transpose(1, 2), maps_t)
+    places = frozen.table.distances()
+    knots = slice(int(torch.searchsorted(places, 0.4)), -1)
+    if mixed:
+        whole, words = (t.view(torch.float32)[knots, 0] for t in (frozen.embedding_table, table))
+    else:
+        whole, words = (t[knots, 0] for t in (frozen.embedding_table, table))
+    values = torch.einsum("kr,prf->kpf", words[:, 0], maps)
+    assert float((values - whole).abs().max() / whole.abs().max()) < (1e-4 if mixed else 1e-6)
+
+
+def test_too_many_functions_are_not_combined():
+    torch.manual_seed(0)
+    potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 32, "num_rbf": 64}})
+    assert FrozenTensorNet(potential.representation, potential.head, 1.0, "cpu").embedding_by_elements is None
