@@ -6,14 +6,14 @@ Each system is evaluated as a whole step: neighbor search, energy, forces. "repl
 (`Evaluator.bind`); "call" is `evaluator(system)` with its results back in Python; "potential" is the reference path,
 eager. Errors are the largest of any force component and of the energy against the Potential in float64. All use the
 same weights. "mixed" and "tf32" are as "ours" in these precisions; "scan" times other launch shapes in mixed precision,
-and each kernel in float32 and mixed precision. "elements" times the embedding by edges and by elements in turns.
-"composed" replays the network with priors. "startup" is a fresh process: seconds to its first result and
-to that of a second molecule.
+and each kernel in float32 and mixed precision. "elements" times the embedding by edges and by elements in turns,
+"shapes" other launch shapes of both. "composed" replays the network with priors. "startup" is a fresh process: seconds
+to its first result and to that of a second molecule.
 
 Each part runs in a separate process, and its results are written after every system: a part that fails or runs out of
 time does not harm the others. Parts joined by + run at the same time: those that are not timed, the exact results and
-compilation ("warm", "warm_tf32", "warm_mixed", "warm_compile", "warm_scan", "warm_elements"), which fills the caches on
-disk that the timed parts then find. PART:K/N takes every Nth system.
+compilation ("warm", "warm_tf32", "warm_mixed", "warm_compile", "warm_scan", "warm_elements", "warm_shapes"), which
+fills the caches on disk that the timed parts then find. PART:K/N takes every Nth system.
 """
 
 from __future__ import annotations
@@ -76,16 +76,17 @@ SCAN: list[tuple[tuple[str, ...], list[Any]]] = [
     (("embedding_backward",), [MessageTile(1, 4, 32, 1)]),
 ]  # fmt: skip
 """Other shapes, for all kernels of the names together."""
-ELEMENTS_SCAN: list[tuple[str, list[Any]]] = [
-    ("element_sums", [MessageTile(1, 2, 32, 1), MessageTile(2, 2, 32, 1), MessageTile(4, 1, 32, 2),
-                      MessageTile(8, 1, 32, 4)]),
-    ("element_edges", [MessageTile(1, 2, 32, 1), MessageTile(1, 8, 32, 1), MessageTile(4, 1, 32, 1),
-                       MessageTile(8, 1, 32, 2)]),
-    ("element_product", [Block(16, 64, 32, 8), Block(16, 32, 32, 4), Block(16, 32, 32, 2)]),
-    ("element_gradient", [Block(16, 32, 32, 2, 3), Block(16, 32, 32, 2, 2), Block(16, 32, 32, 4, 2),
-                          Block(16, 32, 16, 4, 3)]),
-]  # fmt: skip
-"""Other shapes of the embedding by elements."""
+_SEVERAL = [MessageTile(8, 2, 64, 8), MessageTile(16, 1, 64, 16), MessageTile(8, 1, 32, 4)]
+EMBEDDING_SCAN: dict[str, list[tuple[str, list[Any]]]] = {
+    "by edges": [("embedding", _SEVERAL), ("embedding_backward", _SEVERAL)],
+    "by elements": [
+        ("element_sums", [MessageTile(1, 2, 32, 1), MessageTile(4, 1, 32, 2), MessageTile(8, 1, 32, 4)]),
+        ("element_edges", [MessageTile(1, 8, 32, 1), MessageTile(4, 1, 32, 1), MessageTile(8, 1, 32, 2)]),
+        ("element_product", [Block(16, 64, 32, 8), Block(16, 32, 32, 4)]),
+        ("element_gradient", [Block(16, 32, 32, 2, 3), Block(16, 32, 32, 4, 2), Block(16, 32, 16, 4, 3)]),
+    ],
+}
+"""Other shapes of the embedding."""
 _IN_TURNS_UP_TO = 300_000  # atoms: several steps fit into the memory
 
 
@@ -194,50 +195,63 @@ def scan(potential: Potential, system: System, measured: bool) -> Iterator[Row]:
 def elements(potential: Potential, system: System, exact: Any, measured: bool) -> Iterator[Row]:
     """Rows of the embedding by edges and by elements, float32 and mixed, in turns; only compile if not measured.
 
-    With 10,000 to 20,000 atoms also milliseconds by kernel, and rows of other shapes in mixed precision.
+    With 10,000 to 20,000 atoms also milliseconds by kernel.
     """
-    models = {name: FusedModel(potential, given) for name, given in (("mixed", "mixed"), ("float32", "native"))}
-    present = tuple(system.z.unique().tolist())
     large = system.num_atoms > _IN_TURNS_UP_TO
-    shapes = {}
-    for name, model in models.items():
-        chosen: Any = model.net.launch_shapes(system.num_atoms)
-        shapes[name, "by edges"] = chosen
-        shapes[name, "by elements"] = replace(chosen, elements=present)
-    if large:
-        del shapes["float32", "by edges"], shapes["mixed", "by edges"]
-    rows: dict[Any, Row] = {}
-    steps: dict[Any, Any] = {}
-    forces_by_edges: dict[str, torch.Tensor] = {}
-    for (name, way), shape in shapes.items():
+    ways = {way: given for way, given in _ways(potential, system).items() if not large or "by elements" in way}
+    rows: dict[str, Row] = {}
+    steps: dict[str, Any] = {}
+    forces: dict[str, torch.Tensor] = {}
+    for way, (model, shapes) in ways.items():
         forget()
-        before = torch.cuda.memory_allocated()
-        step, first = once(partial(held, models[name], system, shape))
-        row: Row = {"mode": f"{name} {way}", "first_s": first, "peak_GB": peak() - before / 1e9}
+        before = peak()
+        step, first = once(partial(held, model, system, shapes))
         found = step.results()
-        row |= errors(exact, found.forces, found.energy)
-        forces = forces_by_edges.setdefault(name, found.forces)
-        rows[name, way] = row | {"difference": float((found.forces - forces).abs().max())}
-        steps[name, way] = step
+        difference = found.forces - forces.setdefault(way.split()[0], found.forces)
+        row: Row = {
+            "mode": way,
+            "first_s": first,
+            "peak_GB": peak() - before,
+            "difference": float(difference.abs().max()),
+        }
+        rows[way] = row | errors(exact, found.forces, found.energy)
         if large:
-            rows[name, way] |= timed(step.run, seconds=3.0, most=9)
-            del steps[name, way], step
+            rows[way] |= timed(step.run, seconds=3.0, most=9)
+        else:
+            steps[way] = step
+        del step
     for _ in range(3 if measured else 0):
-        for key, step in steps.items():
-            found = timed(step.run, seconds=0.2)
-            rows[key] = min(rows[key], rows[key] | found, key=lambda row: row.get("ms", float("inf")))
+        for way, step in steps.items():
+            found_ms = timed(step.run, seconds=0.2)
+            rows[way] = min(rows[way], rows[way] | found_ms, key=lambda row: row.get("ms", float("inf")))
     yield from rows.values()
-    if not 10_000 <= system.num_atoms <= 20_000:
+    if measured and 10_000 <= system.num_atoms <= 20_000:
+        steps.clear()
+        for way, (model, shapes) in ways.items():
+            yield {"mode": f"kernels {way}", "kernels": by_kernel(model, system, shapes)}
+
+
+def _ways(potential: Potential, system: System) -> dict[str, tuple[FusedModel, Any]]:
+    """Models and launch shapes of the embedding by edges and by elements, by "PRECISION by …"."""
+    ways = {}
+    for name, precision in (("mixed", "mixed"), ("float32", "native")):
+        model = FusedModel(potential, precision)
+        chosen: Any = model.net.launch_shapes(system.num_atoms)
+        ways[f"{name} by edges"] = model, chosen
+        ways[f"{name} by elements"] = model, replace(chosen, elements=tuple(system.z.unique().tolist()))
+    return ways
+
+
+def embedding_shapes(potential: Potential, system: System, measured: bool) -> Iterator[Row]:
+    """Rows of other launch shapes of the embedding; only compile if not measured."""
+    if not SCAN_FROM <= system.num_atoms <= SCAN_UP_TO:
         return
-    steps.clear()
-    for key, shape in shapes.items() if measured else ():
-        yield {"mode": f"kernels {' '.join(key)}", "kernels": by_kernel(models[key[0]], system, shape)}
-    chosen = shapes["mixed", "by elements"]
-    for name, others in ELEMENTS_SCAN:
-        for other in others:
-            row = {"mode": f"{name} {other}"}
+    for way, (model, chosen) in _ways(potential, system).items():
+        others = EMBEDDING_SCAN[way.split(" ", 1)[1]]
+        for name, shape in [("chosen", None), *((name, shape) for name, shapes in others for shape in shapes)]:
+            row: Row = {"mode": f"{way}, {name} {shape or ''}"}
             try:
-                step = held(models["mixed"], system, replace(chosen, **{name: other}))
+                step = held(model, system, chosen if shape is None else replace(chosen, **{name: shape}))
                 row |= timed(step.run, seconds=0.1) if measured else {}
                 del step
             except Exception as error:  # the others are timed too
@@ -310,6 +324,8 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             "warm_scan": lambda s=system: scan(potential, s, False),  # type: ignore[misc]
             "warm_elements": lambda s=system, e=exact: elements(potential, s, e, False),  # type: ignore[misc]
             "elements": lambda s=system, e=exact: elements(potential, s, e, True),  # type: ignore[misc]
+            "warm_shapes": lambda s=system: embedding_shapes(potential, s, False),  # type: ignore[misc]
+            "shapes": lambda s=system: embedding_shapes(potential, s, True),  # type: ignore[misc]
             "scan": lambda s=system: scan(potential, s, True),  # type: ignore[misc]
             "mixed": lambda s=system, e=exact: ours(potential, s, e, "mixed"),  # type: ignore[misc]
             "warm_compile": lambda s=system: warm(potential, s, "compile"),  # type: ignore[misc]

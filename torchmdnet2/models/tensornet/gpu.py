@@ -298,12 +298,10 @@ class FusedTensorNet(FeatureNetwork):
     """
 
     _linear: Tensor | None = None
-    _elements: dict[tuple[int, ...], tuple[Tensor, Tensor]]
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
         self.packed = PackedWeights(weights)
-        self._elements = {}
         self.set_unit(power_of_two(self._largest()))
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
@@ -343,10 +341,9 @@ class FusedTensorNet(FeatureNetwork):
     def allocate(self, num_atoms: int, capacity: int, shapes: Tiles, num_ghosts: int | None = None) -> Buffers:
         w, tiles = self.weights, shapes
         f, layers = w.channels, w.num_layers
-        if tiles.elements and tiles.elements not in self._elements:
-            self._elements[tiles.elements] = self._places(tiles.elements)
         if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
             _ = self._split  # a step launches and does nothing else
+        _ = tiles.elements and (w.embedding_by_elements, w.places_of(tiles.elements))
         n = max(num_atoms, 1)
         rows = num_atoms + (num_ghosts or 0)
         capacity = max(capacity, 1)  # a multiple of 16 keeps rows of the edge arrays aligned
@@ -573,13 +570,6 @@ class FusedTensorNet(FeatureNetwork):
 
     # --- the embedding by elements --------------------------------------------------------------------------------
 
-    def _places(self, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return the place of each atomic number among these, and these."""
-        present = torch.tensor(elements, dtype=torch.int32)
-        places = torch.zeros(len(self.weights.z_sender), dtype=torch.int32)
-        places[present] = torch.arange(len(elements), dtype=torch.int32)
-        return places.to(self.device), present.to(self.device)
-
     def _by_elements(self, tiles: Tiles, shape: Any) -> dict[str, Any]:
         """Return the constants that the kernels of the embedding by elements share."""
         return {
@@ -591,7 +581,7 @@ class FusedTensorNet(FeatureNetwork):
         w, n = self.weights, atoms.num_rows
         assert w.embedding_by_elements is not None
         table, maps, _ = w.embedding_by_elements
-        place, elements = self._elements[tiles.elements]
+        place, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_sums, tiles.element_product
         width = FUNCTIONS * (1 << (len(tiles.elements) - 1).bit_length())
         message.element_sums_kernel[(-(-n // walk.atoms),)](
@@ -609,7 +599,7 @@ class FusedTensorNet(FeatureNetwork):
         w, n = self.weights, atoms.num_rows
         assert w.embedding_by_elements is not None
         table, _, maps_t = w.embedding_by_elements
-        place, elements = self._elements[tiles.elements]
+        place, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_edges, tiles.element_gradient
         message.element_gradient_kernel[(-(-n // block.rows) * len(elements),)](
             b.mixed, maps_t, atoms.z, elements, w.z_receiver, w.z_sender, b.x0, n, F=w.channels, B=len(elements),

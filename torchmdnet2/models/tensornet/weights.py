@@ -240,7 +240,7 @@ class FrozenTensorNet:
             self.knots = give(self.table.middles() if mixed else self.table.distances())
             zero = torch.zeros(1, dtype=torch.float64, device="cpu")
             self.embedding_table, self.layer_tables = of_embedding, tables
-            self._embedding_filters = embedding_filters
+            self._embedding_filters, self._places = embedding_filters, dict[tuple[int, ...], tuple[Tensor, Tensor]]()
             own = float(emb.counts_itself)
             self.embedding_self = give(own * embedding_filters(zero)[0, 0])
             self.layer_self = [give(own * f(zero)[0]) for f in of_layers]
@@ -282,8 +282,8 @@ class FrozenTensorNet:
 
         None where combinations of so few functions are less accurate than tables are.
         """
-        functions, maps = reduce_filters(self._embedding_filters, self.table, FUNCTIONS)
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
+            functions, maps = reduce_filters(self._embedding_filters, self.table, FUNCTIONS)
             d = self.table.middles()[:-1]
             exact, found = _value_and_slope(self._embedding_filters, d)[1], _value_and_slope(functions, d)[1]
             error = (torch.einsum("kr,prf->kpf", found[:, 0], maps) - exact)[d > _CLOSEST].abs().max()
@@ -293,6 +293,15 @@ class FrozenTensorNet:
             table = self._pack(form(functions, self.table))
             maps = maps.float().to(self.device)
         return table, maps, maps.transpose(1, 2).contiguous()
+
+    def places_of(self, elements: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return the place of each atomic number among these, [max_z], and these, int32."""
+        if elements not in self._places:
+            present = torch.tensor(elements, dtype=torch.int32, device="cpu")
+            places = torch.zeros(len(self.z_sender), dtype=torch.int32, device="cpu")
+            places[present] = torch.arange(len(elements), dtype=torch.int32, device="cpu")
+            self._places[elements] = places.to(self.device), present.to(self.device)
+        return self._places[elements]
 
     def _head(self, head: Any, energy_scale: float) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Return the maps of the read-out after the features, and those transposed."""
