@@ -49,13 +49,14 @@ def system(num_atoms: int, cell: list | None, charge: float) -> System:
     return System(z=z, pos=pos, cell=None if cell is None else lattice[None], charge=torch.tensor([charge]))
 
 
-def water(num_atoms: int) -> System:
-    """A charged cell of hydrogen and oxygen, no two atoms nearer than atoms come."""
+def water(num_atoms: int, elements: tuple[int, ...] = (1, 8)) -> System:
+    """A charged cell of these elements in turn, no two atoms nearer than atoms come."""
     generator = torch.Generator().manual_seed(num_atoms)
     lattice = torch.tensor(BOX, dtype=torch.float64)
     sites = torch.tensor([[0, 0, 0], [2, 2, 0], [2, 0, 2], [0, 2, 2], [1, 1, 1]], dtype=torch.float64) / 4
     pos = sites[:num_atoms] @ lattice + 0.3 * torch.rand(num_atoms, 3, dtype=torch.float64, generator=generator)
-    return System(z=torch.tensor([1, 8, 1, 8, 1])[:num_atoms], pos=pos, cell=lattice[None], charge=torch.tensor([1.0]))
+    z = torch.tensor([elements[k % len(elements)] for k in range(num_atoms)])
+    return System(z=z, pos=pos, cell=lattice[None], charge=torch.tensor([1.0]))
 
 
 def case(
@@ -160,10 +161,12 @@ if __name__ == "__main__":
     # several rows, or several edges of a row, at a time; elements that are not there
     many, rows = Tiles.for_atoms(10**5, 128), MessageTile(2, 2, 32, 1)
     case("by elements", "O(3)", water(5), replace(many, elements=(1, 8)), 128)
-    by_rows = replace(many, elements=(1, 6, 8), element_sums=rows, element_edges=rows)
-    case("by elements, several rows, logarithms", "SO(3)", water(4), by_rows, 128, norm="log")
+    by_rows = replace(many, elements=(1, 6, 7, 8), element_sums=rows, element_edges=rows)
+    case("by elements, several rows, logarithms", "SO(3)", water(4, (1, 6, 8)), by_rows, 128, norm="log")
     case("mixed precision, few atoms", "O(3)", system(3, BOX, 0.0), Tiles.for_atoms(9, 32, True), mixed=True, **linear)
     case("mixed precision, split fp16", "O(3)", system(3, BOX, 1.0), Tiles.for_atoms(1000, 32, True), mixed=True)
     case("mixed precision, Tensor Cores", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(10**5, 32, True), mixed=True)
     many = replace(Tiles.for_atoms(10**5, 64, True), elements=(1, 8))
     case("mixed precision, by elements", "O(3)", water(5), many, 64, mixed=True)
+    three = replace(Tiles.for_atoms(10**5, 128, True), elements=(1, 6, 8))
+    case("mixed precision, by elements, three", "O(3)", water(5, (1, 6, 8)), three, 128, mixed=True)

@@ -117,7 +117,7 @@ class Tiles:
     element_sums: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
     element_edges: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
     element_product: Block = Block(16, 64, FUNCTIONS, 4)
-    element_gradient: Block = Block(16, FUNCTIONS, 32, 4, 3)
+    element_gradient: Block = Block(16, FUNCTIONS, 32, 2, 3)
 
     @classmethod
     def for_atoms(cls, num_atoms: int, channels: int, mixed: bool = False) -> Tiles:
@@ -202,6 +202,7 @@ _THOUSAND = Tiles(
     gradient_product=_WIDE_SPLIT,
     gradient_mix=_WIDE_SPLIT,
     gradient_embedding=_WIDE_SPLIT,
+    element_edges=MessageTile(1, 8, FUNCTIONS, 1),
 )
 _THOUSANDS = Tiles(
     interaction=MessageTile(1, 4, 32, 1),
@@ -216,8 +217,8 @@ _THOUSANDS = Tiles(
     gradient_mix=_WIDE_SPLIT,
     gradient_embedding=_WIDE_SPLIT,
 )
-_BY_ELEMENTS_FROM, _MOST_ELEMENTS = 4001, 2
-"""Fewest atoms and most elements of the embedding by elements."""
+_BY_ELEMENTS_FROM = (1000, 1000, 4000, 4000), (2000, 2000, 4000)
+"""Fewest atoms of the embedding by elements, with one, two … elements, in float32 and in mixed precision."""
 _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 
 # In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
@@ -332,11 +333,12 @@ class FusedTensorNet(FeatureNetwork):
 
     def shapes_for(self, num_atoms: int, z: Tensor) -> Tiles:
         tiles = self.launch_shapes(num_atoms)
-        if num_atoms < _BY_ELEMENTS_FROM or not self.weights.embedding_by_elements:
+        fewest = _BY_ELEMENTS_FROM[self.weights.mixed][: self.weights.channels // FUNCTIONS]  # the sums fit into X
+        if num_atoms < min(fewest, default=math.inf) or not self.weights.embedding_by_elements:
             return tiles
         elements = tuple(z.unique().tolist())
-        few = len(elements) <= min(_MOST_ELEMENTS, self.weights.channels // FUNCTIONS)
-        return replace(tiles, elements=elements) if few else tiles
+        pays = len(elements) <= len(fewest) and num_atoms >= fewest[len(elements) - 1]
+        return replace(tiles, elements=elements) if pays else tiles
 
     def allocate(self, num_atoms: int, capacity: int, shapes: Tiles, num_ghosts: int | None = None) -> Buffers:
         w, tiles = self.weights, shapes
@@ -584,9 +586,10 @@ class FusedTensorNet(FeatureNetwork):
         place, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_sums, tiles.element_product
         width = FUNCTIONS * (1 << (len(tiles.elements) - 1).bit_length())
+        edges_at_once = min(walk.edges, 8 * FUNCTIONS // width)  # their sums stay in the registers
         message.element_sums_kernel[(-(-n // walk.atoms),)](
             *edges[:3], w.knots, b.knot, b.offset, atoms.z, place, table, b.mixed, n, w.table.decay, w.table.scale,
-            KNOTS=w.table.num_knots, W=width, BR=walk.atoms, BE=walk.edges, **self._by_elements(tiles, walk),
+            KNOTS=w.table.num_knots, W=width, BR=walk.atoms, BE=edges_at_once, **self._by_elements(tiles, walk),
         )  # fmt: skip
         message.element_product_kernel[-(-n // block.rows), w.channels // block.cols](
             b.mixed, maps, atoms.z, elements, w.z_receiver, w.z_sender, w.embedding_self, b.x0, b.norm, n,

@@ -465,7 +465,7 @@ def element_product_kernel(
     here = tl.load(z_receiver + zi)
     zero = tl.zeros([BM, BN], tl.float32)
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = zero, zero, zero, zero, zero, zero, zero, zero, zero
-    for b in tl.static_range(B):
+    for b in tl.range(0, B, num_stages=1):
         zz = here + tl.load(z_sender + tl.load(elements + b) * F + cols)[None, :]
         s = sums + rows[:, None].to(tl.int64) * (9 * W) + (b * R + r)[None, :]
         y0 += zz * dot(tl.load(s, m, other=0.0), wi, zero, PREC)
