@@ -7,8 +7,9 @@ Each system is evaluated as a whole step: neighbor search, energy, forces. "repl
 eager. Errors are the largest of any force component and of the energy against the Potential in float64. All use the
 same weights. "mixed" and "tf32" are as "ours" in these precisions; "scan" times other launch shapes in mixed precision,
 and each kernel in float32 and mixed precision. "elements" times the embedding by edges and by elements in turns,
-"shapes" other launch shapes of both. "composed" replays the network with priors. "startup" is a fresh process: seconds
-to its first result and to that of a second molecule.
+"shapes" other launch shapes of both. With --elements 3,4 each box of water is also there with so many elements.
+"composed" replays the network with priors. "startup" is a fresh process: seconds to its first result and to that of a
+second molecule.
 
 Each part runs in a separate process, and its results are written after every system: a part that fails or runs out of
 time does not harm the others. Parts joined by + run at the same time: those that are not timed, the exact results and
@@ -39,6 +40,7 @@ from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.errors import MissingBackend
 from torchmdnet2.models.tensornet.gpu import Block, MessageTile
+from torchmdnet2.models.tensornet.weights import FUNCTIONS
 from torchmdnet2.neighbors import neighbor_list
 
 from .harness import Row, again, save_rows, shared
@@ -233,12 +235,13 @@ def elements(potential: Potential, system: System, exact: Any, measured: bool) -
 
 def _ways(potential: Potential, system: System) -> dict[str, tuple[FusedModel, Any]]:
     """Models and launch shapes of the embedding by edges and by elements, by "PRECISION by …"."""
-    ways = {}
+    ways, elements = {}, tuple(system.z.unique().tolist())
     for name, precision in (("mixed", "mixed"), ("float32", "native")):
         model = FusedModel(potential, precision)
         chosen: Any = model.net.launch_shapes(system.num_atoms)
         ways[f"{name} by edges"] = model, chosen
-        ways[f"{name} by elements"] = model, replace(chosen, elements=tuple(system.z.unique().tolist()))
+        if len(elements) <= MODEL["hidden_channels"] // FUNCTIONS:  # otherwise their sums do not fit
+            ways[f"{name} by elements"] = model, replace(chosen, elements=elements)
     return ways
 
 
@@ -306,14 +309,16 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             write(row)
         return
     potential = make_potential().to(device)
-    systems = named_systems(options.systems, options.water, options.copies if part in ("ours", "warm") else 0)
+    systems = named_systems(
+        options.systems, options.water, options.copies if part in ("ours", "warm") else 0, options.elements
+    )
     sizes = [(make().num_atoms, name, make) for name, make in systems.items()]
     for atoms, name, make in sorted(s for s in sizes if s[0] <= options.largest)[turn::turns]:
         if time.time() > options.deadline:
             write({"system": name, "atoms": atoms, "mode": part, "error": "the time was over"})
             continue
         forget()
-        path = folder / f"{name.replace(' ', '_')}.safetensors"
+        path = folder / f"{re.sub('[ ,]+', '_', name)}.safetensors"
         exact = load_file(path) if path.exists() and part != "exact" else None
         system = make().to(device)
         runs: dict[str, Callable[[], Iterator[Row]]] = {
@@ -384,6 +389,7 @@ def _command(part: str, work: str, deadline: float, options: argparse.Namespace)
         *again("inference", "--began", time.time(), "--part", part, "--work", work),
         *("--deadline", str(deadline), "--water", options.water, "--copies", str(options.copies)),
         *("--device", options.device, "--largest", str(options.largest), "--priors", options.priors),
+        *("--elements", options.elements),
         *(["--systems", str(options.systems)] if options.systems else []),
     ]
 
@@ -400,6 +406,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         redraw=None,
     )
     parser.add_argument("--copies", type=int, default=256, help="alanine dipeptides in a batch")
+    parser.add_argument("--elements", default="", help="numbers of elements of further boxes of water, such as 3,4")
     parser.add_argument("--largest", type=int, default=10**9, help="leave out systems of more atoms")
     parser.add_argument("--parts", default=",".join(PARTS), help="what is run, in this order")
     parser.add_argument("--priors", default="", help=f"priors of part composed: {', '.join((*COMPOSED, 'morse'))}")

@@ -93,8 +93,19 @@ def sides(water: str) -> list[int]:
     return [int(side) for side in water.split(",") if side]
 
 
-def named_systems(folder: Path | None, water: str, copies: int = 0) -> dict[str, Callable[[], System]]:
-    """Functions that make the systems, by name: PDB files, water boxes, copies of a molecule in one batch."""
+def more_elements(system: System, number: int) -> System:
+    """A system of hydrogen and oxygen where carbon, nitrogen, … take the place of a twelfth of the atoms each."""
+    z = system.z.clone()
+    for k, element in enumerate((6, 7, 16, 15)[: number - 2]):
+        z[5 * k :: 12] = element
+    return system.replace(z=z)
+
+
+def named_systems(
+    folder: Path | None, water: str, copies: int = 0, elements: str = ""
+) -> dict[str, Callable[[], System]]:
+    """Functions that make the systems, by name: PDB files, water boxes, those with so many elements, copies of a
+    molecule in one batch."""
 
     def many(path: Path) -> System:
         return System.concatenate([read_pdb(path)] * copies)
@@ -107,7 +118,10 @@ def named_systems(folder: Path | None, water: str, copies: int = 0) -> dict[str,
             if name == "alanine_dipeptide" and copies:
                 systems[f"{copies} x {name}"] = lambda path=path: many(path)  # type: ignore[misc]
     for side in sides(water):
-        systems[f"water {3 * side**3}"] = lambda side=side: water_box(side)  # type: ignore[misc]
+        name = f"water {3 * side**3}"
+        systems[name] = lambda side=side: water_box(side)  # type: ignore[misc]
+        for b in sides(elements):
+            systems[f"{name}, {b} elements"] = lambda side=side, b=b: more_elements(water_box(side), b)  # type: ignore[misc]
     return systems
 
 
