@@ -217,7 +217,7 @@ _THOUSANDS = Tiles(
     gradient_mix=_WIDE_SPLIT,
     gradient_embedding=_WIDE_SPLIT,
 )
-_BY_ELEMENTS_FROM = (1000, 1000, 4000, 4000), (2000, 2000, 4000)
+_BY_ELEMENTS_FROM = (1000, 1000, 4000, 4000), (2000, 2000, 4000, 4000)
 """Fewest atoms of the embedding by elements, with one, two … elements, in float32 and in mixed precision."""
 _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 
