@@ -536,6 +536,9 @@ def test_relative_energies_need_groups_of_two(two, tmp_path):
     with pytest.raises(BadData, match=r"none of the validation frames has a label to train on.* No two are of one gro"):
         run_training(parse_config(raw))
     raw["training"]["loss"]["energy"] = 1.0
+    raw["training"]["batch_size"] = 2
+    assert any("they are divided, and the loss" in note for note in data_notes(make_setup(parse_config(raw)), 1000))
+    raw["training"]["batch_size"] = 12
     (note,) = (note for note in data_notes(make_setup(parse_config(raw)), 1000) if "group" in note)
     assert note.startswith("no two validation frames are of one group: the validation loss has no relative energies")
 

@@ -110,11 +110,12 @@ def _error_texts(row: dict[str, Any], prefix: str) -> list[str]:
         ("energy_per_atom", "E", "meV/atom"),
         ("forces", "F", "meV/Å"),
         ("stress", "S", "meV/Å³"),
+        ("relative_energy", "relative E", "meV"),
     ):
         value = row.get(f"{prefix}_{name}_mae", math.nan)
         if math.isfinite(value):
             texts.append(f"{label} {1e3 * value:.3g} {unit}")
-    shown = {f"{prefix}_{name}_mae" for name in ("energy", "energy_per_atom", "forces", "stress")}
+    shown = {f"{prefix}_{name}_mae" for name in ("energy", "energy_per_atom", "forces", "stress", "relative_energy")}
     for key, value in row.items():
         if key.startswith(f"{prefix}_") and key.endswith("_mae") and key not in shown and math.isfinite(value):
             texts.append(f"{key[len(prefix) + 1 : -4]} {value:.3g}")

@@ -140,6 +140,12 @@ def _groups(setup: Setup) -> Iterator[str]:
     """Yield notes about relative energies that are trained and not validated, and about groups that are divided."""
     train, frames = setup.frames["train"], setup.frames.get("validation")
     trained = setup.config.training.loss.relative_energy > 0 and train.has_groups
+    largest, batch = int(np.bincount(train.once[0].groups).max()), setup.config.training.batch_size
+    if trained and setup.config.training.max_atoms is None and largest > batch:
+        yield (
+            f"groups have up to {largest} training frames, and training.batch_size is {batch}: they are divided, and "
+            "the loss takes energies relative to the mean of a part. A larger batch keeps them whole"
+        )
     if trained and frames is not None and not frames.has_groups:
         yield (
             "no two validation frames are of one group: the validation loss has no relative energies; "
