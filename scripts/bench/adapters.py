@@ -120,7 +120,8 @@ def bench_openmm(potential: Potential, atoms: Atoms, platform: str) -> dict[str,
     import openmm
     from openmm import app, unit
 
-    from torchmdnet2.adapters.openmm import TorchMDNet2Energy, add_springs, create_force, share_context
+    from torchmdnet2.adapters.openmm import TorchMDNet2Energy, create_force, share_context
+    from torchmdnet2.md.springs import add_springs
 
     platform, _, way = platform.partition(" ")
     if way:

@@ -21,11 +21,10 @@ from torchmdnet2.adapters.openmm import (  # noqa: E402
     TorchMDNet2Energy,
     _on_cuda,
     add_force,
-    add_springs,
     share_context,
 )
 from torchmdnet2.errors import BadData  # noqa: E402
-from torchmdnet2.md.springs import Springs, SpringStep  # noqa: E402
+from torchmdnet2.md.springs import Springs, SpringStep, add_springs  # noqa: E402
 from torchmdnet2.system import System  # noqa: E402
 from torchmdnet2.units import KJ_MOL  # noqa: E402
 

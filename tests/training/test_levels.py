@@ -350,6 +350,11 @@ def test_structures_that_another_level_trains_on_are_named(two, tmp_path):
     assert sum("warmup_steps" in note for note in notes) == 1  # not for each level
 
 
+def one_level(raw):
+    setup = make_setup(parse_config(raw))
+    require_one_level(setup.config, setup.frames, setup.statistics)
+
+
 def test_files_that_are_far_from_others_for_a_good_reason_are_trained(raw_config, tmp_path):
     """Large and small structures, whose energies per atom differ by their bonds; files with few frames are checked."""
     rng = np.random.default_rng(0)
@@ -370,10 +375,10 @@ def test_files_that_are_far_from_others_for_a_good_reason_are_trained(raw_config
     raw_config["data"] = {"train": files, "split": {"validation": 2, "test": 0}}
     write(files[0], [*copper(27, 3.5, 20), *copper(32, 3.5, 20)], format="extxyz")
     write(files[1], copper(2, 1.0, 20), format="extxyz")
-    require_one_level(make_setup(parse_config(raw_config)))
+    one_level(raw_config)
     write(files[1], copper(27, 1.0, 4), format="extxyz")
     with pytest.raises(BadData, match=r"small\.xyz are .* eV per atom from those of"):
-        require_one_level(make_setup(parse_config(raw_config)))
+        one_level(raw_config)
 
 
 def test_replayed_structures_are_no_other_level(raw_config, tmp_path):
@@ -384,7 +389,7 @@ def test_replayed_structures_are_no_other_level(raw_config, tmp_path):
     raw = {**raw_config, "init": {"file": str(first), "replay": str(tmp_path / "a.xyz")}}
     raw["data"] = {"train": [str(tmp_path / "a.xyz"), str(tmp_path / "b.xyz")], "split": {"validation": 4, "test": 0}}
     raw.pop("model")
-    require_one_level(make_setup(parse_config(raw)))
+    one_level(raw)
 
 
 def test_levels_that_share_references_and_are_far_apart_are_named(two):

@@ -35,7 +35,10 @@ with needs_extra("openmm", "openmm"):
 if TYPE_CHECKING:
     from openmm.app import Topology
 
-__all__ = ["TorchMDNet2Energy", "add_force", "add_springs", "bonds_force", "create_force", "has_box", "share_context"]
+__all__ = [
+    "TorchMDNet2Energy", "add_force", "atomic_numbers", "bonds_force", "create_force", "has_box", "indices_of",
+    "require_same_atoms", "share_context", "total_charge",
+]  # fmt: skip
 
 _LOGGER = logging.getLogger("torchmdnet2.openmm")
 _NM = factor("length", "nm")  # Å
@@ -71,14 +74,14 @@ def add_force(
     if periodic is None:
         periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
     chosen = None if atoms is None else list(atoms)
-    _require_same_atoms(system, topology, chosen)
+    require_same_atoms(system, topology, chosen)
     forces = [create_force(model, topology, chosen, periodic, **options), bonds_force(topology, chosen, periodic)]
     for force in forces if forces[1].getNumBonds() else forces[:1]:
         force.setForceGroup(force_group)
         system.addForce(force)
 
 
-def _require_same_atoms(system: openmm.System, topology: Topology, chosen: Sequence[int] | None) -> None:
+def require_same_atoms(system: openmm.System, topology: Topology, chosen: Sequence[int] | None) -> None:
     particles, size = system.getNumParticles(), topology.getNumAtoms()
     if particles and (particles < size or (chosen is None and particles != size)):  # 0: particles are added later
         raise BadData(
@@ -175,13 +178,13 @@ def create_force(
             precision cannot be used, or `coulomb` has no effect.
     """
     everyone = list(topology.atoms())
-    chosen = list(range(len(everyone))) if atoms is None else _indices(atoms, len(everyone))
+    chosen = list(range(len(everyone))) if atoms is None else indices_of(atoms, len(everyone))
     if not chosen:
         raise BadData("the model has no atoms to act on")
-    numbers = _atomic_numbers(everyone, chosen)
+    numbers = atomic_numbers(everyone, chosen)
     if periodic is None:
         periodic = has_box(topology)
-    total = _total_charge([everyone[i] for i in chosen], charge)
+    total = total_charge([everyone[i] for i in chosen], charge)
     potential, source = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
     unknown = [i for i, z in zip(chosen, numbers, strict=True) if z not in potential.elements]
     if unknown:
@@ -227,98 +230,6 @@ def create_force(
     if atoms is not None:
         force.setParticles(chosen)
     return force
-
-
-def add_springs(
-    system: openmm.System,
-    model: str | os.PathLike | Potential,
-    topology: Topology,
-    positions: Any,
-    atoms: Iterable[int] | None = None,
-    periodic: bool | None = None,
-    groups: tuple[int, int] = (0, 1),
-    charge: int | None = None,
-    spin: int = 0,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | str | None = None,
-    allow_untrained_charge: bool = False,
-    level: str | None = None,
-) -> None:
-    """Add springs on bonds and angles to a group of fast forces, and subtract them in the group of the model.
-
-    For multiple time steps: `openmm.MTSIntegrator(2 * femtosecond, [(0, 1), (1, 4)])` evaluates the model and minus the
-    springs every 2 fs, and the springs, which are forces of OpenMM fitted to those of the model, every 0.5 fs. Their
-    sum is zero, so that energies and averages are those of the model.
-
-    Args:
-        system, model, topology, atoms, periodic: as for `add_force`, which adds the model itself to the first group.
-        positions: [N, 3] of all atoms of the topology, near a minimum: a Quantity, or nm. They define the bonds.
-        groups: force group of the model, and that of the springs.
-        charge, spin, device, dtype, allow_untrained_charge, level: as for `create_force`.
-
-    Raises:
-        BadData: there are no bonds, the box is too small for nearest images, or the positions are not those of the
-            topology; and as `add_force`. The System has not been changed then.
-        FileNotFoundError, BadCheckpoint, UnknownElement, UntrainedCharge: as `create_force`.
-        ValueError: as `create_force`; and the groups are equal.
-    """
-    from ..md.springs import OF_ANGLE, ORDER, REACH, Springs
-
-    everyone = list(topology.atoms())
-    part = None if atoms is None else list(_indices(atoms, len(everyone)))
-    chosen = list(range(len(everyone))) if part is None else part
-    _require_same_atoms(system, topology, part)
-    if groups[0] == groups[1]:
-        raise ValueError(f"groups: the model and the springs need different force groups, not both {groups[0]}")
-    if periodic is None:
-        periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
-    if openmm.unit.is_quantity(positions):
-        positions = positions.value_in_unit(openmm.unit.nanometer)
-    pos = np.array(positions, dtype=np.float64)
-    if pos.shape != (len(everyone), 3) or not np.isfinite(pos).all():
-        raise BadData(f"positions: needed are finite ones of all {len(everyone)} atoms of the topology")
-    pos = pos[chosen] * _NM
-    box = np.array([list(v._value) for v in system.getDefaultPeriodicBoxVectors()]) * _NM
-    in_cell = bool(periodic and part is None)  # springs of a part are fitted in vacuum
-    if periodic and not in_cell:
-        pos = made_whole(pos, box, _ALL)
-    numbers = np.array(_atomic_numbers(everyone, chosen))
-    total = _total_charge([everyone[i] for i in chosen], charge)
-    start = Structure(numbers, pos, box * in_cell, np.full(3, in_cell), total, whole_number(spin, "spin"))
-    springs = Springs(start.to_system(torch.device("cpu")))
-    ends = pos[springs.triples[:, ::2].numpy()] + springs.shifts.numpy() @ start.cell
-    span = np.linalg.norm(np.diff(ends, axis=1), axis=2).max(initial=0.0)
-    if periodic and span > 0.4 / np.linalg.norm(np.linalg.inv(box), axis=0).max():
-        raise BadData(f"springs: the box must be wider than 2.5 times the span of an angle, {span:.2f} Å")
-    springs.fit(open_model(model, device, dtype, allow_untrained_charge, None, level)[0])
-
-    bond = "sign * (area + (d - x) * (c0 + x * (c1 + x * (c2 + x * c3))));"
-    bond += "area = x * (c0 + x * (c1 / 2 + x * (c2 / 3 + x * c3 / 4)));"
-    bond += f"x = max(-{REACH}, min({REACH}, d)); d = {_NM} * r - usual"
-    angle = "sign * x * (c0 + x * c1 / 2); "
-    # the scalar product by three distances, which are those of nearest images
-    angle += f"x = {_NM**2 / 2} * (distance(p1, p2)^2 + distance(p2, p3)^2 - distance(p1, p3)^2) - usual"
-    constants = torch.column_stack([springs.usual, springs.coefficients / KJ_MOL]).tolist()
-    for group, sign in zip(groups, (-1, 1), strict=True):
-        for force, terms, members, kinds in (
-            (openmm.CustomBondForce(bond.replace("sign", str(sign))), ORDER, springs.pairs, springs.kind),
-            (
-                openmm.CustomCompoundBondForce(3, angle.replace("sign", str(sign))),
-                OF_ANGLE,
-                springs.triples,
-                springs.bend,
-            ),
-        ):
-            for name in ("usual", *(f"c{k}" for k in range(terms))):
-                force.addPerBondParameter(name)
-            for row, kind in zip(members.tolist(), kinds.tolist(), strict=True):
-                particles = [chosen[i] for i in row]
-                force.addBond(*(particles if terms == ORDER else [particles]), constants[kind][: terms + 1])
-            force.setName("TorchMDNet2 springs")
-            force.setForceGroup(group)
-            force.setUsesPeriodicBoundaryConditions(bool(periodic))
-            if force.getNumBonds():
-                system.addForce(force)
 
 
 def share_context() -> None:
@@ -436,7 +347,7 @@ def formal_charge(atoms: Sequence[Any]) -> Statement | None:
     return Statement(sum(known), f"the formal charges of the topology, of {len(known)} atoms")
 
 
-def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
+def total_charge(atoms: Sequence[Any], given: int | None) -> int:
     """Return the given charge, or the sum of the atoms' formal charges."""
     stated = formal_charge(atoms)
     known = sum(getattr(atom, "formalCharge", None) is not None for atom in atoms)
@@ -542,14 +453,14 @@ def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMD
     return TorchMDNet2Energy(ModelSource(path=path, sha256=sha256, level=options.get("level")), dict(options))
 
 
-def _atomic_numbers(everyone: Sequence[Any], chosen: Sequence[int]) -> list[int]:
+def atomic_numbers(everyone: Sequence[Any], chosen: Sequence[int]) -> list[int]:
     for i in chosen:
         if everyone[i].element is None:
             raise BadData(f"atom {i} ({everyone[i].name}) has no element; leave it out by giving `atoms`")
     return [everyone[i].element.atomic_number for i in chosen]
 
 
-def _indices(atoms: Iterable[int], total: int) -> Sequence[int]:
+def indices_of(atoms: Iterable[int], total: int) -> Sequence[int]:
     chosen = [whole_number(i, "an index in atoms") for i in atoms]
     for i in chosen:
         if not 0 <= i < total:

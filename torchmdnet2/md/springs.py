@@ -15,21 +15,32 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from ase.data import atomic_masses
 from torch import Tensor
 
+from ..adapters.arrays import Structure
+from ..adapters.isolated import made_whole
+from ..adapters.model import open_model
+from ..core.stated import whole_number
 from ..engine.bound import BoundStep
 from ..errors import BadData
 from ..evaluator import Evaluator
 from ..potential.potential import Potential, Result
 from ..system import System
+from ..units import KJ_MOL, factor
 from .guard import Bonds
 
-__all__ = ["SpringStep", "Springs"]
+if TYPE_CHECKING:
+    import openmm
+    from openmm.app import Topology
+
+__all__ = ["SpringStep", "Springs", "add_springs"]
 
 ORDER = 4
 """Terms of the derivative of a bond's energy: 1, x, x², x³, with x the length minus the mean length."""
@@ -260,3 +271,103 @@ class SpringStep(BoundStep):
 
     def properties(self) -> Mapping[str, Tensor]:
         return {}
+
+
+# --- The same springs as forces of OpenMM ---
+
+_NM = factor("length", "nm")  # Å
+_ALL = np.ones(3, dtype=bool)
+
+
+def add_springs(
+    system: openmm.System,
+    model: str | os.PathLike | Potential,
+    topology: Topology,
+    positions: Any,
+    atoms: Iterable[int] | None = None,
+    periodic: bool | None = None,
+    groups: tuple[int, int] = (0, 1),
+    charge: int | None = None,
+    spin: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    allow_untrained_charge: bool = False,
+    level: str | None = None,
+) -> None:
+    """Add springs on bonds and angles to a group of fast forces, and subtract them in the group of the model.
+
+    For multiple time steps: `openmm.MTSIntegrator(2 * femtosecond, [(0, 1), (1, 4)])` evaluates the model and minus the
+    springs every 2 fs, and the springs, which are forces of OpenMM fitted to those of the model, every 0.5 fs. Their
+    sum is zero, so that energies and averages are those of the model.
+
+    Args:
+        system, model, topology, atoms, periodic: as for `add_force`, which adds the model itself to the first group.
+        positions: [N, 3] of all atoms of the topology, near a minimum: a Quantity, or nm. They define the bonds.
+        groups: force group of the model, and that of the springs.
+        charge, spin, device, dtype, allow_untrained_charge, level: as for `create_force`.
+
+    Raises:
+        BadData: there are no bonds, the box is too small for nearest images, or the positions are not those of the
+            topology; and as `add_force`. The System has not been changed then.
+        FileNotFoundError, BadCheckpoint, UnknownElement, UntrainedCharge: as `create_force`.
+        ValueError: as `create_force`; and the groups are equal.
+    """
+    import openmm
+
+    from ..adapters import openmm as adapter
+
+    everyone = list(topology.atoms())
+    part = None if atoms is None else list(adapter.indices_of(atoms, len(everyone)))
+    chosen = list(range(len(everyone))) if part is None else part
+    adapter.require_same_atoms(system, topology, part)
+    if groups[0] == groups[1]:
+        raise ValueError(f"groups: the model and the springs need different force groups, not both {groups[0]}")
+    if periodic is None:
+        periodic = adapter.has_box(topology) or system.usesPeriodicBoundaryConditions()
+    if openmm.unit.is_quantity(positions):
+        positions = positions.value_in_unit(openmm.unit.nanometer)
+    pos = np.array(positions, dtype=np.float64)
+    if pos.shape != (len(everyone), 3) or not np.isfinite(pos).all():
+        raise BadData(f"positions: needed are finite ones of all {len(everyone)} atoms of the topology")
+    pos = pos[chosen] * _NM
+    box = np.array([list(v._value) for v in system.getDefaultPeriodicBoxVectors()]) * _NM
+    in_cell = bool(periodic and part is None)  # springs of a part are fitted in vacuum
+    if periodic and not in_cell:
+        pos = made_whole(pos, box, _ALL)
+    numbers = np.array(adapter.atomic_numbers(everyone, chosen))
+    total = adapter.total_charge([everyone[i] for i in chosen], charge)
+    start = Structure(numbers, pos, box * in_cell, np.full(3, in_cell), total, whole_number(spin, "spin"))
+    springs = Springs(start.to_system(torch.device("cpu")))
+    ends = pos[springs.triples[:, ::2].numpy()] + springs.shifts.numpy() @ start.cell
+    span = np.linalg.norm(np.diff(ends, axis=1), axis=2).max(initial=0.0)
+    if periodic and span > 0.4 / np.linalg.norm(np.linalg.inv(box), axis=0).max():
+        raise BadData(f"springs: the box must be wider than 2.5 times the span of an angle, {span:.2f} Å")
+    springs.fit(open_model(model, device, dtype, allow_untrained_charge, None, level)[0])
+
+    bond = "sign * (area + (d - x) * (c0 + x * (c1 + x * (c2 + x * c3))));"
+    bond += "area = x * (c0 + x * (c1 / 2 + x * (c2 / 3 + x * c3 / 4)));"
+    bond += f"x = max(-{REACH}, min({REACH}, d)); d = {_NM} * r - usual"
+    angle = "sign * x * (c0 + x * c1 / 2); "
+    # the scalar product by three distances, which are those of nearest images
+    angle += f"x = {_NM**2 / 2} * (distance(p1, p2)^2 + distance(p2, p3)^2 - distance(p1, p3)^2) - usual"
+    constants = torch.column_stack([springs.usual, springs.coefficients / KJ_MOL]).tolist()
+    for group, sign in zip(groups, (-1, 1), strict=True):
+        for force, terms, members, kinds in (
+            (openmm.CustomBondForce(bond.replace("sign", str(sign))), ORDER, springs.pairs, springs.kind),
+            (
+                openmm.CustomCompoundBondForce(3, angle.replace("sign", str(sign))),
+                OF_ANGLE,
+                springs.triples,
+                springs.bend,
+            ),
+        ):
+            for name in ("usual", *(f"c{k}" for k in range(terms))):
+                force.addPerBondParameter(name)
+            for row, kind in zip(members.tolist(), kinds.tolist(), strict=True):
+                particles = [chosen[i] for i in row]
+                force.addBond(*(particles if terms == ORDER else [particles]), constants[kind][: terms + 1])
+            force.setName("TorchMDNet2 springs")
+            force.setForceGroup(group)
+            force.setUsesPeriodicBoundaryConditions(bool(periodic))
+            if force.getNumBonds():
+                system.addForce(force)

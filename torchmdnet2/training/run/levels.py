@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from ..steps.batches import Frames
 from .fine_tuning import reference_energies, refit_references
 from .references import potential_config, trusted, with_isolated
 from .subsets import files_of, survey
-
-if TYPE_CHECKING:
-    from .setup import Setup
 
 __all__ = [
     "LevelData", "added_levels", "by_level", "fitted_levels", "level_config", "levels_of", "refit_level",
@@ -208,19 +205,25 @@ _BONDS = 10.0  # eV per atom, more than bonds have
 _OF_FIRST, _EACH, _AT_MOST = 500, 20, 5000  # frames of the largest file, of another one, of all
 
 
-def require_one_level(setup: Setup) -> None:
+def require_one_level(config: Config, subsets: Mapping[str, Frames], statistics_of: Mapping[str, Statistics]) -> None:
     """Raise BadData if the frames of `data.train` come from files of several levels of theory.
 
     This is certain where the energies of a file are far from those that the largest file predicts for its compositions,
     or where most structures that two files share have different energies.
+
+    Args:
+        config: of the run.
+        subsets: subset -> its frames.
+        statistics_of: subset -> statistics of these.
     """
-    train = setup.frames["train"]
-    data = train.data.datasets[0] if setup.replays and isinstance(train.data, ConcatDataset) else train.data
-    if setup.config.data.sources is not None or len(files_of(setup.config.data, "train", data)) < 2:
+    train = subsets["train"]
+    replays = config.init is not None and config.init.replay is not None
+    data = train.data.datasets[0] if replays and isinstance(train.data, ConcatDataset) else train.data
+    if config.data.sources is not None or len(files_of(config.data, "train", data)) < 2:
         return
-    subsets = [name for name, frames in setup.frames.items() if frames.data is train.data or frames.data is data]
-    known = [setup.statistics[name] for name in subsets]
-    indices = np.concatenate([setup.frames[name].indices for name in subsets])
+    names = [name for name, frames in subsets.items() if frames.data is train.data or frames.data is data]
+    known = [statistics_of[name] for name in names]
+    indices = np.concatenate([subsets[name].indices for name in names])
     chosen = np.flatnonzero(indices < len(data))  # no replay
     energies = np.concatenate([found.energies for found in known])[chosen]
     chosen, energies = chosen[~np.isnan(energies)], energies[~np.isnan(energies)]

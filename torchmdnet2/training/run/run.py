@@ -124,7 +124,7 @@ def _run(
             setup = make_setup(config)
             require_usable(setup)
             if not resuming:  # what an earlier version accepted can be continued
-                require_one_level(setup)
+                require_one_level(config, setup.frames, setup.statistics)
             held.enter_context(naming_frames(setup))
             trainer = make_trainer(setup, folder / STATE if devices.main else None)
             take_threads(setup, trainer)

@@ -105,11 +105,6 @@ class Setup:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def replays(self) -> bool:
-        """True if the training frames end with structures that the starting model labels."""
-        return self.config.init is not None and self.config.init.replay is not None
-
-    @property
     def labelled(self) -> dict[str, int]:
         """Label -> number of training frames that have it, replay included."""
         found = self.statistics["train"].labelled

@@ -162,7 +162,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
     with own_torch_state(config), ExitStack() as held:
         setup = make_setup(config)
         require_usable(setup)
-        require_one_level(setup)
+        require_one_level(config, setup.frames, setup.statistics)
         held.enter_context(naming_frames(setup))
         trainer = make_trainer(setup, None)
         take_threads(setup, trainer)
