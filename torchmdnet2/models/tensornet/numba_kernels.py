@@ -11,6 +11,7 @@ import operator
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import extending, njit, types
@@ -338,8 +339,11 @@ ZERO = np.float32(0)
 
 
 def panels(w: Any) -> Any:
-    """W [..., K, N] → [..., N/LANES, K, LANES]."""
-    return np.ascontiguousarray(np.moveaxis(w.reshape(*w.shape[:-1], -1, LANES), -2, -3))
+    """W [..., K, N] → [..., N/LANES, K, LANES], from the begin of a cache line on, where PyTorch's memory starts."""
+    moved = np.moveaxis(w.reshape(*w.shape[:-1], -1, LANES), -2, -3)
+    out = torch.empty(moved.shape, device="cpu").numpy()
+    out[:] = moved
+    return out
 
 
 def adds_products(rows: int, panels: int, ahead: bool = False) -> Any:
@@ -409,7 +413,8 @@ def _fetch(builder, place):
 
 # sums of two panels fill the registers of AVX-512 and hide the latency of its additions; others have half as many
 PANELS = 2 if WIDE else 1
-_add_product, _add_products = adds_products(ROWS, 1), adds_products(ROWS, PANELS)
+BLOCK = 2 * ROWS if WIDE else ROWS  # rows of a product at a time, as long as there are so many
+_add_product, _add_products, _add_block = (adds_products(*of) for of in ((ROWS, 1), (ROWS, PANELS), (BLOCK, PANELS)))
 
 
 @call
@@ -422,9 +427,11 @@ def dense(x, at_x, w, bias, y, at_y, K, N, rows=ROWS):
         a = y[at_y + r]
         for c in range(N):
             a[c] = bias[c]
-    together = N // (PANELS * LANES) * PANELS * LANES
+    together, blocks = N // (PANELS * LANES) * PANELS * LANES, rows // BLOCK * BLOCK
     for n in range(0, together, PANELS * LANES):
-        for r in range(0, rows, ROWS):
+        for r in range(0, blocks, BLOCK):
+            _add_block(x, (at_x + r) * x.shape[1], x.shape[1], w, n * K, y, (at_y + r) * y.shape[1] + n, y.shape[1], K)
+        for r in range(blocks, rows, ROWS):
             _add_products(
                 x, (at_x + r) * x.shape[1], x.shape[1], w, n * K, y, (at_y + r) * y.shape[1] + n, y.shape[1], K
             )
