@@ -21,8 +21,8 @@ from .pair_regression import Design, LinearFit, columns_of
 from .statistics import Statistics
 
 __all__ = [
-    "Agreement", "Usual", "Zeros", "agreement", "bond_scale", "net_force", "resolution", "shifted", "spread_out",
-    "stress_agreement", "stress_size", "turned", "zeros",
+    "Agreement", "Usual", "Zeros", "agreement", "bond_scale", "fit_columns", "net_force", "resolution", "shifted",
+    "spread_out", "stress_agreement", "stress_size", "turned", "zeros",
 ]  # fmt: skip
 
 
@@ -491,9 +491,7 @@ def shifted(batch: Sample, found: Statistics, chosen: np.ndarray) -> tuple[np.nd
     if len(used) < 2 * _STRUCTURES:
         return None
     counts, energies = found.counts[chosen[used]].astype(np.float64), energies[used]
-    states = np.stack([batch.system.charge.numpy(), batch.system.spin.numpy()], 1)[used]
-    kinds, kind = np.unique(states, axis=0, return_inverse=True)
-    columns = np.concatenate([counts, np.eye(len(kinds))[kind.reshape(-1)]], 1)
+    columns = fit_columns(counts, batch.system.charge.numpy()[used], batch.system.spin.numpy()[used])
     least = max(_FEWEST_SHIFTED, int(0.02 * len(used)))
     high, shift, left = np.zeros(len(used)), 0.0, energies
     for _ in range(_ROUNDS):
@@ -510,6 +508,13 @@ def shifted(batch: Sample, found: Statistics, chosen: np.ndarray) -> tuple[np.nd
     if shift < max(_SHIFT_PER_ATOM * float(sizes.mean()), _SHIFT_ABOVE * float(np.sqrt(np.mean(left**2)))):
         return None
     return chosen[used[np.flatnonzero(high)]], shift
+
+
+def fit_columns(counts: np.ndarray, charge: np.ndarray, spin: np.ndarray) -> np.ndarray:
+    """Return the columns of a fit of energies to compositions and states: [S, K] numbers of atoms, and a column of ones
+    for each pair of charge and spin."""
+    kinds, kind = np.unique(np.stack([charge, spin], 1), axis=0, return_inverse=True)
+    return np.concatenate([counts, np.eye(len(kinds))[kind.reshape(-1)]], 1)
 
 
 def resolution(found: Statistics) -> float | None:

@@ -574,9 +574,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _by_elements(self, tiles: Tiles, shape: Any) -> dict[str, Any]:
         """Return the constants that the kernels of the embedding by elements share."""
-        return {
-            "R": FUNCTIONS, "num_warps": shape.warps, **FUSED_ARITHMETIC, **self.launch_options(tiles),
-        }  # fmt: skip
+        return {"R": FUNCTIONS, "num_warps": shape.warps, **FUSED_ARITHMETIC, **self.launch_options(tiles)}
 
     def _embed_by_elements(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         """Compute X⁰ and its norms; the sums S lie where mix(X⁰) will."""

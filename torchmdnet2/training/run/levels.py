@@ -11,6 +11,7 @@ import numpy as np
 
 from ...data import ConcatDataset, Dataset, Statistics, statistics
 from ...data.dataset import Subset
+from ...data.label_checks import fit_columns
 from ...errors import BadConfig, BadData
 from ...potential.levels import Level
 from ...potential.potential import Potential
@@ -298,9 +299,7 @@ def _apart(
     z, atom = np.unique(system.z.numpy(), return_inverse=True)
     counts = np.zeros((len(chosen), len(z)))
     np.add.at(counts, (system.batch.numpy(), atom.reshape(-1)), 1)
-    states = np.stack([system.charge.numpy(), system.spin.numpy()], 1)
-    kinds, kind = np.unique(states, axis=0, return_inverse=True)
-    columns = np.concatenate([counts, np.eye(len(kinds))[kind.reshape(-1)]], 1)
+    columns = fit_columns(counts, system.charge.numpy(), system.spin.numpy())
     energies, file = energies[chosen], np.where(sizes > 1, file[chosen], -1)
     first = file == largest
     inverse = np.linalg.pinv(columns[first], rcond=1e-9)
