@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchmdnet2 import System
-from torchmdnet2.kernels.interfaces import CpuRows, CpuSums, CpuTermOf
+from torchmdnet2.kernels.interfaces import Atoms, Edges, Term, TermLaunch, TermSums
 from torchmdnet2.neighbors import NeighborList
 from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.potential.prior import Prior
@@ -133,18 +133,29 @@ def reference(prior: Prior, atoms: System) -> dict[str, Tensor]:
     return {"energy": energies.detach(), "forces": -gradients[0], "virial": gradients[1], "slope": slope}
 
 
+def prepared(term: Term, atoms: System) -> tuple[Term, Any]:
+    """A term of the CPU with its buffers for these atoms."""
+    buffers = term.allocate(atoms.num_atoms)
+    term.set_composition(buffers, atoms)
+    return term, buffers
+
+
 def cpu_sums(
-    term: CpuTermOf, prior: Prior, atoms: System, found: NeighborList | None, times: int = 1, **more: Any
-) -> CpuSums:
-    """Sums of a term of the CPU that was added so many times; more: for `CpuTermOf.add`."""
-    rows = None
+    held: tuple[Term, Any], prior: Prior, atoms: System, found: NeighborList | None, times: int = 1
+) -> TermSums:
+    """Sums of a term of the CPU that was added so many times."""
+    edges = None
     if found is not None:
         vectors = found.vectors(atoms).float().numpy()
-        rows = CpuRows(found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors, found.cutoff)
+        edges = Edges(found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors, found.cutoff)
     charges, n = charges_of(prior, atoms), atoms.num_atoms
-    sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+    sums, (term, buffers) = TermSums.zeros(n), held
+    rows = Atoms(
+        atoms.z.numpy(), np.zeros(n, np.float32), atoms.batch.numpy(), None, atoms.pos.numpy(), cell=atoms.cell.numpy(),
+        charges=None if charges is None else charges.detach().numpy(),
+    )  # fmt: skip
     for _ in range(times):
-        term.add(atoms.pos.numpy(), rows, sums, None if charges is None else charges.detach().numpy(), **more)
+        term.run(buffers, rows, edges, sums, TermLaunch())
     return sums
 
 

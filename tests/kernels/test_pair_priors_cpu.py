@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pair_prior_cases import ELEMENTS, cpu_sums, lists, priors, reference, system, systems
+from pair_prior_cases import ELEMENTS, cpu_sums, lists, prepared, priors, reference, system, systems
 
 from torchmdnet2 import System
 from torchmdnet2.potential.graph import sum_over_systems
@@ -21,7 +21,7 @@ CASES = [(name, kind) for name, prior in PRIORS.items() for kind in systems(prio
 
 def run(prior, atoms, found, times=1):
     """Sums of a term that was added so many times."""
-    return cpu_sums(make_cpu_term(prior, ELEMENTS).prepare(atoms), prior, atoms, found, times)
+    return cpu_sums(prepared(make_cpu_term(prior, ELEMENTS), atoms), prior, atoms, found, times)
 
 
 @pytest.mark.parametrize("name, kind", CASES)

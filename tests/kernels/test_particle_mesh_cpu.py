@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pair_prior_cases import CHARGES, cpu_sums, mesh_batch, mesh_priors, reference, system
+from pair_prior_cases import CHARGES, cpu_sums, mesh_batch, mesh_priors, prepared, reference, system
 
 from torchmdnet2 import System
 from torchmdnet2.neighbors.pairs import pair_list
@@ -20,10 +20,10 @@ from torchmdnet2.priors.coulomb.cpu import CpuParticleMeshTerm
 PRIORS = mesh_priors()
 
 
-def run(prior, atoms, prepared=None):
+def run(prior, atoms, held=None):
     """Sums of a term, for the structures that it was prepared for or for others with the same atoms."""
-    term = prepared or CpuParticleMeshTerm(prior).prepare(atoms)
-    return cpu_sums(term, prior, atoms, pair_list(atoms, prior.cutoff), cell=atoms.cell.numpy())
+    held = held or prepared(CpuParticleMeshTerm(prior), atoms)
+    return cpu_sums(held, prior, atoms, pair_list(atoms, prior.cutoff))
 
 
 def require_reference(prior, atoms, sums):
@@ -59,7 +59,7 @@ def test_float32_left_handed_cells_and_structures_without_atoms(name):
 def test_a_prepared_term_follows_positions_and_cells(name):
     """A wider, skewed cell has another mesh; atoms may be some cells outside."""
     prior, first = PRIORS[name], mesh_batch()
-    term = CpuParticleMeshTerm(prior).prepare(first)
+    term = prepared(CpuParticleMeshTerm(prior), first)
     turn = torch.tensor([[1.25, 0, 0], [0.125, 1.5, 0], [0, -0.25, 1.25]], dtype=torch.float64)
     cell = first.cell @ turn
     image = torch.tensor([-2.0, 0, 3], dtype=torch.float64)
@@ -104,4 +104,4 @@ def test_slabs_are_refused():
     atoms = system(3, 1, 3.0)
     atoms = atoms.replace(pbc=torch.tensor([[True, True, False]]))
     with pytest.raises(ValueError, match="periodic in one or two directions only"):
-        CpuParticleMeshTerm(PRIORS["by element"]).prepare(atoms)
+        prepared(CpuParticleMeshTerm(PRIORS["by element"]), atoms)

@@ -15,15 +15,12 @@ from torchmdnet2 import Potential
 from torchmdnet2.engine.select import register_fast_path, register_prior_path
 from torchmdnet2.kernels.interfaces import (
     Atoms,
-    CpuNetwork,
-    CpuOutputs,
-    CpuTerm,
-    CpuTermOf,
+    CpuBuffers,
     Edges,
     FastPath,
-    GpuNetwork,
-    GpuTerm,
+    Network,
     PriorPath,
+    Term,
     TermSums,
 )
 from torchmdnet2.models.heads import ScalarHead
@@ -103,7 +100,7 @@ class Buffers:
         return 52 * self.energy.shape[0]
 
 
-class ToyGpu(GpuNetwork):
+class ToyGpu(Network):
     unit = 0.5
     runs = 0
 
@@ -120,30 +117,33 @@ class ToyGpu(GpuNetwork):
             place.copy_(value / self.unit)
 
 
-class ToyCpu(CpuNetwork):
+class ToyCpu(Network):
     runs = 0
 
     def __init__(self, weight: Tensor):
         self.weight = weight
 
-    def run(self, atoms, rows, with_forces=True) -> CpuOutputs:
+    def allocate(self, num_atoms, capacity, shapes) -> CpuBuffers:
+        return CpuBuffers()
+
+    def run(self, buffers, shapes, atoms: Atoms, edges: Edges, with_virial=False) -> None:
         ToyCpu.runs += 1
-        arrays = (torch.from_numpy(np.ascontiguousarray(a)) for a in (*atoms[:2], *rows[:3]))
-        return CpuOutputs(*(t.numpy() for t in network(self.weight, *arrays)))
+        arrays = (torch.from_numpy(np.ascontiguousarray(a)) for a in (*atoms[:2], *edges[:3]))
+        buffers.energy, buffers.forces, buffers.virial = (t.numpy() for t in network(self.weight, *arrays))
 
 
 class ToyPath(FastPath):
     def unsupported_reason(self, representation, head, device) -> str:
         return "" if type(head) is Sum else f"there are no toy kernels for the head {type(head).__name__}"
 
-    def gpu(self, representation, head, energy_scale, device, precision) -> GpuNetwork:
+    def gpu(self, representation, head, energy_scale, device, precision) -> Network:
         return ToyGpu(representation.weight.detach().clone(), device)
 
-    def cpu(self, representation, head, energy_scale) -> CpuNetwork:
+    def cpu(self, representation, head, energy_scale) -> Network:
         return ToyCpu(representation.weight.detach().clone())
 
 
-class SpringsGpu(GpuTerm):
+class SpringsGpu(Term):
     cutoff = REACH
 
     def run(self, buffers, atoms: Atoms, edges: Edges | None, sums: TermSums, launch) -> None:
@@ -151,14 +151,11 @@ class SpringsGpu(GpuTerm):
             place.copy_(value if launch.first else place + value)
 
 
-class SpringsCpu(CpuTerm, CpuTermOf):
+class SpringsCpu(Term):
     cutoff = REACH
 
-    def prepare(self, system) -> CpuTermOf:
-        return self
-
-    def add(self, pos, rows, sums, charges=None) -> None:
-        for place, value in zip(sums[:3], springs(*map(torch.from_numpy, rows[:3])), strict=True):
+    def run(self, buffers, atoms: Atoms, edges: Edges | None, sums: TermSums, launch) -> None:
+        for place, value in zip(sums[:3], springs(*map(torch.from_numpy, edges[:3])), strict=True):
             place += value.numpy()
 
 
@@ -166,10 +163,10 @@ class SpringsPath(PriorPath):
     def unsupported_reason(self, prior, device) -> str:
         return ""
 
-    def gpu(self, prior, device, elements) -> GpuTerm:
+    def gpu(self, prior, device, elements) -> Term:
         return SpringsGpu()
 
-    def cpu(self, prior, elements) -> CpuTerm:
+    def cpu(self, prior, elements) -> Term:
         return SpringsCpu()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..kernels.interfaces import Array, Atoms, CpuSums, Edges, TermLaunch, TermSums, TermWithRoom
+from ..kernels.interfaces import Atoms, Edges, Term, TermLaunch, TermSums, TermWithRoom
 from ..neighbors import NeighborList
 from ..neighbors.pairs import pair_list
 from ..potential.derivatives import gradients_of, with_leaves
@@ -31,7 +31,7 @@ from ..system import System
 from .graph import ForbidHostSync
 
 __all__ = [
-    "AutogradTerm", "EwaldPlans", "PaddedList", "add_by_autograd", "autograd_unsupported_reason", "evaluate_alone",
+    "AutogradTerm", "CpuAutogradTerm", "EwaldPlans", "PaddedList", "autograd_unsupported_reason", "evaluate_alone",
     "pad_list", "pad_system", "unpad",
 ]  # fmt: skip
 
@@ -267,19 +267,36 @@ class AutogradTerm(TermWithRoom):
             sums.charge_slope.add_(gradients["charges"][:n])
 
 
-def add_by_autograd(prior: Prior, system: System, sums: CpuSums, charges: Array | None = None) -> None:
-    """Add a prior by autograd on a CPU, with a list of its cutoff; it may read the network's charges [N] e."""
-    with torch.inference_mode(False):  # networks of PyTorch's products read charges within that mode
-        neighbors = None if prior.cutoff is None else pair_list(system, prior.cutoff)
-        read = None if charges is None or not prior.uses_charges else torch.from_numpy(charges)
-    energies, gradients = evaluate_alone(prior, system, neighbors, True, read)
-    sums.energy[:] += energies.numpy()
-    sums.forces[:] -= gradients["pos"].numpy()
-    if read is not None:
-        sums.charge_slope[:] += gradients["charges"].numpy()
-    batch, virials = system.batch.numpy(), gradients["strain"].reshape(-1, 9).numpy()
-    there, rows = np.unique(batch, return_index=True)
-    sums.virial[rows] += virials[there]
+class CpuAutogradTerm(Term):
+    """A prior without kernels as a term of a step on the CPU: autograd, on a list of its cutoff that it searches."""
+
+    by_autograd = True
+    cutoff = 0.0  # of the lists of the step
+
+    def __init__(self, prior: Prior):
+        self.prior, self.uses_charges = prior, prior.uses_charges
+
+    def allocate(self, num_atoms: int) -> dict[str, System]:
+        return {}
+
+    def set_composition(self, buffers: dict[str, System], system: System) -> None:
+        buffers["system"] = system
+
+    def run(
+        self, buffers: dict[str, System], atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch
+    ) -> None:
+        system = buffers["system"].replace(pos=torch.from_numpy(atoms.pos), cell=torch.from_numpy(atoms.cell))
+        with torch.inference_mode(False):  # networks of PyTorch's products read charges within that mode
+            neighbors = None if self.prior.cutoff is None else pair_list(system, self.prior.cutoff)
+            read = torch.from_numpy(atoms.charges) if self.uses_charges else None
+        energies, gradients = evaluate_alone(self.prior, system, neighbors, True, read)
+        sums.energy[:] += energies.numpy()
+        sums.forces[:] -= gradients["pos"].numpy()
+        if read is not None:
+            sums.charge_slope[:] += gradients["charges"].numpy()
+        batch, virials = system.batch.numpy(), gradients["strain"].reshape(-1, 9).numpy()
+        there, rows = np.unique(batch, return_index=True)
+        sums.virial[rows] += virials[there]
 
 
 def evaluate_alone(

@@ -1,6 +1,7 @@
 """Neighbor searches on a CPU for structures whose atoms do not change.
 
-`AllPairs` tests all pairs of small molecules, `ListSearch` is the neighbor list, `CellSearch` has bins.
+`AllPairs` tests all pairs of small molecules, `ListSearch` is the neighbor list, `CellSearch` has bins, `DomainSearch`
+selects from a list with a skin.
 
 Shapes: N atoms in B structures, E edges.
 """
@@ -14,21 +15,21 @@ import numpy as np
 import torch
 
 from ..kernels.compiling_cpu import compiled, kernel, run_on_threads
-from ..kernels.interfaces import CpuRows
+from ..kernels.interfaces import Array, Edges
 from ..kernels.thread_tuner import ThreadChoice
 from ..neighbors import NeighborList, neighbor_list
 from ..neighbors.reference import complete_cell
 from ..potential.refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
 
-__all__ = ["AllPairs", "CellSearch", "CpuSearch", "ListSearch", "all_pairs"]
+__all__ = ["AllPairs", "CellSearch", "CpuSearch", "DomainSearch", "ListSearch", "StructureSearch", "all_pairs"]
 
 _SEARCH_COST = 8
 """Work of an edge, in the units of `thread_tuner.amount_of_work`."""
 
 
-class CpuSearch(ABC):
-    """Searches edges within a cutoff, into buffers that are used again. Not locked.
+class CpuSearch:
+    """Edges within a cutoff, in buffers that are used again. Not locked.
 
     Args:
         cutoff: Å.
@@ -45,18 +46,9 @@ class CpuSearch(ABC):
         self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
 
     @property
-    def rows(self) -> CpuRows:
+    def rows(self) -> Edges:
         """The edges of the last search, for kernels."""
-        return CpuRows(self.row_ptr, self.sender, self.vectors, self.cutoff)
-
-    @abstractmethod
-    def find(self, system: System) -> None:
-        """Search the edges at new positions in a new cell of the same atoms."""
-
-    def _take(self, found: NeighborList, system: System) -> None:
-        """Take the edges of a neighbor list."""
-        self.row_ptr, self.sender = found.row_ptr.numpy(), found.edge_index[1].numpy()
-        self.vectors = found.vectors(system).detach().float().contiguous().numpy()
+        return Edges(self.row_ptr, self.sender, self.vectors, self.cutoff)
 
     def _has_room(self, found: int) -> bool:
         """Return whether the edges fitted into the buffers; if not, they are replaced by larger ones."""
@@ -67,7 +59,20 @@ class CpuSearch(ABC):
         return False
 
 
-class ListSearch(CpuSearch):
+class StructureSearch(CpuSearch, ABC):
+    """Searches the edges of structures."""
+
+    @abstractmethod
+    def find(self, system: System) -> None:
+        """Search the edges at new positions in a new cell of the same atoms."""
+
+    def _take(self, found: NeighborList, system: System) -> None:
+        """Take the edges of a neighbor list."""
+        self.row_ptr, self.sender = found.row_ptr.numpy(), found.edge_index[1].numpy()
+        self.vectors = found.vectors(system).detach().float().contiguous().numpy()
+
+
+class ListSearch(StructureSearch):
     """Searches by the neighbor list, in any cell; rows are sorted, positions and cell are checked.
 
     `find` raises ValueError where a position or the cell is not usable, or two atoms are at the same place.
@@ -82,7 +87,7 @@ class ListSearch(CpuSearch):
 # --- All pairs of structures of n atoms each, N = B·n, without cell ---
 
 
-class AllPairs(CpuSearch):
+class AllPairs(StructureSearch):
     """Tests all pairs in structures of equal size without cell; rows are sorted, positions are checked.
 
     `find` raises ValueError where a position or the cell is not finite, or two atoms are at the same place.
@@ -151,7 +156,7 @@ _FEW = 1000  # atoms of a structure that may share one bin
 _REACH = 50  # bins; thinner cells are left to the neighbor list
 
 
-class CellSearch(CpuSearch):
+class CellSearch(StructureSearch):
     """Searches in bins, of structures whose atoms and periodicity do not change. Positions and cell are not checked.
 
     Args:
@@ -358,3 +363,66 @@ def _fill(
             i, batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, True, row_ptr[i], sender,
             vectors,
         )  # fmt: skip
+
+
+# --- Edges of a domain's local atoms, selected from a list with a skin ---
+
+
+class DomainSearch(CpuSearch):
+    """Selects the edges of local atoms that are within the cutoff among listed ones."""
+
+    def take(self, listed: Array, num_local: int, row_of: Array) -> None:
+        """Take over a list.
+
+        Args:
+            listed: [2, L] receivers and senders, by receiver.
+            num_local: n.
+            row_of: [N] the row of each atom, as for `Domain.set_atoms`.
+        """
+        receiver, self._sender = listed[0], listed[1].copy()
+        self._row = row_of[self._sender]
+        self._ptr = np.zeros(num_local + 1, np.int64)
+        self._ptr[1:] = np.bincount(receiver, minlength=num_local).cumsum()
+        self.row_ptr = np.zeros(num_local + 1, np.int64)
+        self._has_room(len(self._sender))
+
+    def select(self, pos: Array) -> tuple[int, int] | None:
+        """Take the listed edges that are within the cutoff; return two atoms at the same place, if there are any."""
+        nearest = select_edges(
+            self._ptr, self._sender, self._row, pos, self.cutoff**2, self.row_ptr, self.sender, self.vectors,
+            SAME_PLACE**2,
+        )  # fmt: skip
+        if nearest < 0:
+            return None
+        return int(np.searchsorted(self._ptr, nearest, side="right")) - 1, int(self._sender[nearest])
+
+
+@compiled(error_model="numpy")
+def select_edges(ptr, listed, row, pos, limit, row_ptr, sender, vectors, least):
+    """Copy the edges shorter than √limit into compressed rows.
+
+    Args:
+        ptr: [n + 1], listed: [≥ E] int64: listed senders of each atom, and their rows [≥ E].
+        pos: [N, 3] Å.
+        limit, least: Å².
+        row_ptr [n + 1], sender [≥ E] int64, vectors [≥ E, 3] float32: filled.
+
+    Returns:
+        A listed edge shorter than √least, −1 if there is none.
+    """
+    found, wrong = 0, -1
+    for i in range(len(ptr) - 1):
+        row_ptr[i] = found
+        px, py, pz = pos[i, 0], pos[i, 1], pos[i, 2]
+        for e in range(ptr[i], ptr[i + 1]):
+            j = listed[e]
+            x, y, z = pos[j, 0] - px, pos[j, 1] - py, pos[j, 2] - pz
+            square = x * x + y * y + z * z
+            if square < limit:
+                if square < least:
+                    wrong = e
+                sender[found] = row[e]
+                vectors[found, 0], vectors[found, 1], vectors[found, 2] = x, y, z
+                found += 1
+    row_ptr[len(ptr) - 1] = found
+    return wrong

@@ -9,8 +9,8 @@ local atoms and ghosts.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,20 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.devices import ProcessLock
-from ..kernels.compiling_cpu import compile_side_by_side, compiled, lost_by_fork, run_on_threads
-from ..kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuNetwork, CpuRows, CpuSums, CpuTerm, PathWithHeads
+from ..core.exchange import Exchange
+from ..kernels.compiling_cpu import compile_side_by_side, lost_by_fork, run_on_threads
+from ..kernels.interfaces import Array, Atoms, ChargeNetwork, CpuNetwork, Edges, PathWithHeads, TermLaunch, TermSums
 from ..kernels.thread_tuner import ThreadChoice
 from ..potential.derivatives import stress_of
 from ..potential.graph import sum_over_systems
 from ..potential.potential import Potential, Result, require_stress
-from ..potential.refusals import SAME_PLACE
 from ..system import System
-from .autograd_term import add_by_autograd
 from .bound import PropertyHeads, ReferenceBoundStep
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
-from .cpu_searches import AllPairs, CellSearch, CpuSearch, ListSearch
+from .cpu_searches import AllPairs, CellSearch, CpuSearch, DomainSearch, ListSearch, StructureSearch
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, list_edges, voigt
-from .select import Offsets, constant_energies, exact_isolated_energies, fast_path, kernels_of, list_cutoffs
+from .select import HeldTerm, Offsets, constant_energies, exact_isolated_energies, fast_path, list_cutoffs, terms_of
 from .timings import Stopwatch, Timing
 
 __all__ = ["CompiledDomain", "CpuBoundStep", "CpuModel", "CpuStep", "Values"]
@@ -61,64 +60,169 @@ class Values(NamedTuple):
     spread: dict[str, Array]
 
 
+class _Threads:
+    """Numbers of threads: of the network, of terms, of terms that read charges."""
+
+    def __init__(self) -> None:
+        self.network, self.terms, self.charged = ThreadChoice(), ThreadChoice(), ThreadChoice()
+
+
 class CpuStep:
-    """Holds elements, charges and periodicity of a batch of structures, and evaluates it at any positions. Not locked.
+    """Evaluates networks and terms on the edges that searches have found, of structures or of a domain. Not locked.
 
     Args:
-        potential: the potential of the networks and terms.
-        nets, terms: on the CPU, a network of each member; threads: for terms without charges and with them.
-        isolated: [max_z] eV float64, energies of isolated atoms by the network.
-        system: N atoms in B structures; copied, positions and cell do not matter.
+        model: the prepared potential.
+        system: N atoms in B structures, or M rows of a domain with its ghosts; copied. Positions and cell do not
+            matter.
+        local: the N atoms without ghosts; charge: [B] e, of the whole structures.
+        searches: a search for each cutoff of `CpuModel.cutoffs`, that of the network first.
+        exchange: of the ghosts.
+
+    Raises:
+        ValueError: a prior cannot evaluate such structures.
+    """
+
+    def __init__(
+        self, model: CpuModel, system: System, local: System, charge: Tensor, searches: Sequence[CpuSearch],
+        exchange: Exchange | None = None,
+    ):  # fmt: skip
+        potential, nets = model.potential, model.nets
+        self.searches, self._nets, self._exchange = list(searches), list(nets), exchange
+        self._structures, self._shift = local.num_systems, potential.energy_shift
+        held = System(**{name: value.detach().clone() for name, value in vars(system).items()})
+        batch = local.batch.numpy().copy()
+        charge_input = nets[0].charge_input(charge)[local.batch].float().numpy()
+        z, pos = held.z.numpy(), held.pos.numpy()
+        self._atoms = Atoms(z, charge_input, batch, None, pos, total_charge=charge.numpy().copy(), exchange=exchange)
+        neutral = (charge == 0) & (potential.representation.local | (local.atom_counts == 1))
+        self._offsets = Offsets(potential, model.isolated, local, neutral[local.batch].numpy(), numpy=True)
+        self._threads = model.threads
+        self._terms = [HeldTerm(term, model.cutoffs, system.num_atoms) for term in model.terms]
+        for term in self._terms:
+            term.term.set_composition(term.buffers, held)
+        size = np.bincount(batch, minlength=1)
+        self._pairs = int(size @ size)
+
+    def watch(self, watch: Stopwatch) -> None:
+        """Time the parts of this step from now on."""
+        self._nets = [copy.copy(net) for net in self._nets]
+        for net in self._nets:
+            for method in ("predict", "differentiate") if isinstance(net, ChargeNetwork) else ("run",):
+                watch.watch(net, method, "network", "kernels")
+        for held in self._terms:
+            held.term = copy.copy(held.term)
+            watch.watch(held.term, "run", held.term.name, "autograd" if held.term.by_autograd else "kernels")
+
+    def evaluate(self, pos: Array, cell: Array | None, forces: bool) -> Values:
+        """Evaluate the edges of the last searches.
+
+        Args:
+            pos: [N, 3] Å; cell: [B, 3, 3] Å.
+            forces: compute them.
+        """
+        atoms = self._atoms._replace(pos=pos, cell=cell)
+        fixed = TermSums.zeros(atoms.num_rows)
+        self._add_terms(atoms, fixed)
+        found = [self._evaluate(member, atoms, forces, fixed) for member in range(len(self._nets))]
+        spread = {}
+        if len(found) > 1:
+            totals = [np.bincount(atoms.batch, energies, self._structures) for energies, *_ in found]
+            spread["energy_std"] = np.std(totals, 0, ddof=1)
+            if forces:
+                spread["forces_std"] = np.std([force for _, force, *_ in found if force is not None], 0, ddof=1)
+        energies, force, virial, charges, features = (
+            None if values[0] is None else values[0] if len(values) == 1 else np.mean(values, 0)
+            for values in zip(*found, strict=True)
+        )
+        assert energies is not None
+        energy = np.bincount(atoms.batch, energies, self._structures) + self._shift
+        return Values(energy, energies, force, virial, charges, features, spread)
+
+    def _evaluate(
+        self, member: int, atoms: Atoms, forces: bool, fixed: TermSums
+    ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
+        """Evaluate one member with all terms; fixed: sums of those that do not read its charges."""
+        net, edges = self._nets[member], self.searches[0].rows
+        sums = fixed if len(self._nets) == 1 else TermSums(*map(np.copy, fixed))
+        out: Any = net.allocate(atoms.num_rows, len(edges.sender), None)
+
+        def run() -> None:
+            if not isinstance(net, ChargeNetwork):
+                net.run(out, None, atoms, edges, True)
+                return
+            out.with_forces, slope = forces, None
+            net.predict(out, None, atoms, edges)
+            if any(held.term.uses_charges for held in self._terms):
+                self._add_terms(atoms._replace(charges=net.charges(out)[0]), sums)
+                slope = sums.charge_slope
+            if forces:
+                net.differentiate(out, None, atoms, edges, True, slope)
+
+        work, most = net.work(atoms, edges)
+        run_on_threads(run, self._threads.network, work, max(1, most), forces)
+        energies = out.energy.astype(np.float64) * net.unit
+        self._offsets.add(energies, edges.row_ptr, member)
+        energies += sums.energy
+        force, virial = None, None
+        if forces:
+            force, virial = out.forces * net.unit, out.virial * net.unit
+            if self._exchange is not None:
+                n = atoms.num_rows
+                force = force[:n] + self._exchange.reverse(torch.from_numpy(force[n:])).numpy()
+            force, virial = force + sums.forces, virial + sums.virial
+        return energies, force, virial, getattr(out, "charges", None), getattr(out, "features", None)
+
+    def _add_terms(self, atoms: Atoms, sums: TermSums) -> None:
+        """Add the terms that read charges, if the atoms have them, else all others."""
+        reads = atoms.charges is not None
+        lists: dict[float | None, Edges] = {rows.cutoff: rows.rows for rows in self.searches}
+        terms = [held for held in self._terms if held.term.uses_charges == reads]
+        compiled = [held for held in terms if not held.term.by_autograd]
+
+        def run() -> None:
+            for held in compiled:
+                held.term.run(held.buffers, atoms, lists.get(held.list_cutoff), sums, TermLaunch())
+
+        if compiled:
+            found = {cutoff: int(edges.row_ptr[-1]) for cutoff, edges in lists.items()}
+            work = sum(held.term.cost * found.get(held.list_cutoff, self._pairs) for held in compiled)
+            run_on_threads(run, self._threads.charged if reads else self._threads.terms, work, len(atoms.z), True)
+        for held in terms:
+            if held.term.by_autograd:
+                held.term.run(held.buffers, atoms, None, sums, TermLaunch())
+
+
+class StructuresStep(CpuStep):
+    """Holds elements, charges and periodicity of a batch of structures, and evaluates it at any positions.
 
     Raises:
         ValueError, UnknownElement, UntrainedCharge: as the Potential.
     """
 
-    def __init__(
-        self, potential: Potential, nets: Sequence[CpuNetwork], terms: Sequence[CpuTerm],
-        threads: tuple[ThreadChoice, ThreadChoice], isolated: Tensor, system: System,
-    ):  # fmt: skip
-        potential.check(system)
-        self._known = tuple(t.clone() for t in _composition(system))
-        self._dtype = system.dtype
-        self._nets, self._shift = list(nets), potential.energy_shift
-        z, self._batch, self._structures = self._known[0].numpy(), self._known[1].numpy(), system.num_systems
-        charge = system.charge.detach().double()
-        charge_input = nets[0].charge_input(charge)[system.batch].float().numpy()
-        self._atoms = CpuAtoms(z, charge_input, self._batch, charge.numpy().copy())
-        neutral = (charge == 0) & (potential.representation.local | (system.atom_counts == 1))
-        self._offsets = Offsets(potential, isolated, system, neutral[system.batch].numpy(), numpy=True)
-        sizes = np.bincount(self._batch, minlength=system.num_systems)
-        same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
+    def __init__(self, model: CpuModel, system: System):
+        model.potential.check(system)
+        self._known, self._dtype = tuple(t.clone() for t in _composition(system)), system.dtype
+        sizes, batch = system.atom_counts, system.batch
+        same = bool((sizes == sizes[:1]).all()) and bool((batch.diff() >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
+        first, *others = model.cutoffs
+        n = system.num_atoms
         # positions and cell are checked by the search of the network, the first
-        self._list: CpuSearch = (AllPairs if dense else ListSearch)(potential.cutoff, system.num_atoms)
-        device = potential.device
-        self._reads_charges = any(prior.uses_charges for prior in potential.priors)
-        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device) is None]
-        cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
-        self._others = [
-            AllPairs(cutoff, system.num_atoms) if dense else CellSearch(cutoff, system) for cutoff in cutoffs[1:]
-        ]
-        self._threads, self._watch = threads, Stopwatch()
-        self._terms = [_Term(term, system, [self._list, *self._others]) for term in terms]
+        self._found: list[StructureSearch] = [(AllPairs if dense else ListSearch)(first, n)]
+        self._found += [AllPairs(cutoff, n) if dense else CellSearch(cutoff, system) for cutoff in others]
+        super().__init__(model, system, system, system.charge.detach().double(), self._found)
 
     def holds(self, system: System) -> bool:
         """Return whether a system differs at most in positions and cell."""
-        if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._batch):
+        if system.dtype != self._dtype or system.num_systems != self._structures:
             return False
-        return all(map(torch.equal, self._known, _composition(system)))
+        known = _composition(system)
+        return len(known[0]) == len(self._known[0]) and all(map(torch.equal, self._known, known))
 
     def watch(self, watch: Stopwatch) -> None:
-        """Time the parts of this step from now on."""
-        self._watch = watch
-        for rows in (self._list, *self._others):
+        for rows in self._found:
             watch.watch(rows, "find", f"neighbor search to {rows.cutoff:g} Å", "kernels")
-        self._nets = [copy.copy(net) for net in self._nets]
-        for net in self._nets:
-            watch.watch(net, "run", "network", "kernels")
-        for term in self._terms:
-            watch.watch(term.term, "add", term.name, "kernels")
+        super().watch(watch)
 
     def __call__(self, system: System, forces: bool) -> Values:
         """Evaluate new positions and a new cell.
@@ -129,80 +233,9 @@ class CpuStep:
         Raises:
             ValueError: a position or the cell is not usable.
         """
-        for rows in (self._list, *self._others):
+        for rows in self._found:
             rows.find(system)
-        n = len(self._batch)
-        fixed = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
-        self._add_terms(system, None, fixed)
-        found = [self._evaluate(member, system, forces, fixed) for member in range(len(self._nets))]
-        spread = {}
-        if len(found) > 1:
-            totals = [np.bincount(self._batch, energies, self._structures) for energies, *_ in found]
-            spread["energy_std"] = np.std(totals, 0, ddof=1)
-            if forces:
-                spread["forces_std"] = np.std([force for _, force, *_ in found if force is not None], 0, ddof=1)
-        energies, force, virial, charges, features = (
-            None if values[0] is None else values[0] if len(values) == 1 else np.mean(values, 0)
-            for values in zip(*found, strict=True)
-        )
-        assert energies is not None
-        energy = np.bincount(self._batch, energies, self._structures) + self._shift
-        return Values(energy, energies, force, virial, charges, features, spread)
-
-    def _evaluate(
-        self, member: int, system: System, forces: bool, fixed: CpuSums
-    ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
-        """Evaluate one member with all terms; fixed: sums of those that do not read its charges."""
-        net = self._nets[member]
-        sums = fixed if len(self._nets) == 1 else CpuSums(*map(np.copy, fixed))
-
-        def read(charges: Array) -> Array | None:
-            self._add_terms(system, charges, sums)
-            return sums.charge_slope if forces else None
-
-        if isinstance(net, CpuChargeNetwork):
-            out = net.run(self._atoms, self._list.rows, forces, read if self._reads_charges else None)
-        else:
-            out = net.run(self._atoms, self._list.rows, forces)
-        energies, force, virial = out.energy.astype(np.float64), out.forces, out.virial
-        self._offsets.add(energies, self._list.row_ptr, member)
-        energies += sums.energy
-        if force is not None and virial is not None:
-            force, virial = force + sums.forces, virial + sums.virial
-        return energies, force, virial, out.charges, out.features
-
-    def _add_terms(self, system: System, charges: Array | None, sums: CpuSums) -> None:
-        """Add the terms that read charges, if these are given, else all others."""
-        pos, cell, reads = system.pos.detach().numpy(), system.cell.detach().numpy(), charges is not None
-        terms = [term for term in self._terms if term.uses_charges == reads]
-
-        def run() -> None:
-            for term in terms:
-                rows = None if term.list is None else term.list.rows
-                term.term.add(pos, rows, sums, charges, **({"cell": cell} if term.uses_cell else {}))
-
-        if terms:
-            run_on_threads(run, self._threads[reads], sum(term.work() for term in terms), len(pos), True)
-        for prior in self._by_autograd:
-            if prior.uses_charges == reads:
-                with self._watch.time(type(prior).__name__, "autograd"):
-                    add_by_autograd(prior, system, sums, charges)
-
-
-class _Term:
-    """A term, and the shortest list that reaches its cutoff; None if it needs none."""
-
-    def __init__(self, term: CpuTerm, system: System, lists: Sequence[CpuSearch]):
-        self.term, self.name, self._cost = term.prepare(system), term.name, term.cost
-        self.uses_charges, self.uses_cell = term.uses_charges, term.uses_cell
-        found = [rows for rows in lists if rows.cutoff >= term.cutoff]
-        self.list = min(found, key=lambda rows: rows.cutoff) if found else None
-        size = np.bincount(system.batch.numpy(), minlength=1)
-        self._pairs = int(size @ size)
-
-    def work(self) -> int:
-        """Return work in the units of `thread_tuner.amount_of_work`."""
-        return self._cost * (self._pairs if self.list is None else int(self.list.row_ptr[-1]))
+        return self.evaluate(system.pos.detach().numpy(), system.cell.detach().numpy(), forces)
 
 
 def _composition(system: System) -> tuple[Tensor, ...]:
@@ -231,12 +264,13 @@ class CpuModel:
             assert isinstance(path, PathWithHeads)
             self.nets = [path.cpu_with_charges(net, potential.properties["charges"]) for net in self.nets]
         for net in self.nets:
-            net.keeps_features = self.heads.read_features
-        self.terms = _terms(potential)
-        self._threads = ThreadChoice(), ThreadChoice()
+            if isinstance(net, CpuNetwork):
+                net.keeps_features = self.heads.read_features
+        self._take_terms(potential)
+        self.threads = _Threads()
         self.isolated = exact_isolated_energies(potential)
         self._lock = ProcessLock()
-        self._last: CpuStep | None = None
+        self._last: StructuresStep | None = None
         self._checked = False
 
     def __call__(
@@ -257,10 +291,9 @@ class CpuModel:
                 self._checked = True
             return self.result(step(system, forces or stress), system, forces, stress)
 
-    @property
-    def net(self) -> CpuNetwork:
-        """The network of the first member."""
-        return self.nets[0]
+    def _take_terms(self, potential: Potential) -> None:
+        self.potential, self.terms = potential, terms_of(potential, compiled=True)
+        self.cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in self.terms])
 
     def result(self, values: Values, system: System, forces: bool, stress: bool) -> Result:
         """Return the results of a step, as tensors on its memory.
@@ -285,15 +318,15 @@ class CpuModel:
         charges, features = (None if v is None else torch.from_numpy(v) for v in (values.charges, values.features))
         return self.heads(charges, features, system) | {k: torch.from_numpy(v) for k, v in values.spread.items()}
 
-    def take(self, system: System) -> CpuStep:
+    def take(self, system: System) -> StructuresStep:
         """Return a step that holds the composition of a system, for one caller only; the last one if it holds it."""
         with self._lock:
             step, self._last = self._step(system), None
         return step
 
-    def step(self, system: System) -> CpuStep:
+    def step(self, system: System) -> StructuresStep:
         """Return a step that holds the composition of a system."""
-        return CpuStep(self.potential, self.nets, self.terms, self._threads, self.isolated, system)
+        return StructuresStep(self, system)
 
     def timings(self, system: System) -> list[Timing]:
         """Return times of the parts of a step with forces, the whole step last."""
@@ -301,7 +334,7 @@ class CpuModel:
         step.watch(watch)
         return watch.measure(lambda: step(system, True))
 
-    def _step(self, system: System) -> CpuStep:
+    def _step(self, system: System) -> StructuresStep:
         """Return the step of a system, kept for the next call."""
         if self._last is None or not self._last.holds(system):
             self._last = None
@@ -314,7 +347,7 @@ class CpuModel:
         potential, system = extract_checked(self.potential, system, False)
         periodic = bool((system.volume > 0).all())
         model = copy.copy(self)
-        model.potential, model.terms = potential, _terms(potential)
+        model._take_terms(potential)
         # a cluster from a cell needs no lattice sums, and the cell does
         compile_side_by_side(lambda: (model.step(system)(system, True), self.step(whole)(whole, True)))
         expected = reference(potential, system, periodic)
@@ -328,17 +361,6 @@ class CpuModel:
             require_close("charge, e", torch.from_numpy(values.charges), expected.charges, BOUNDS["native"][0])
         require_result(found, _virial(values, system), expected, potential, system, "native", scale)
         require_properties(self.properties(values, system), expected, potential, system, "native")
-
-
-def _terms(potential: Potential) -> list[CpuTerm]:
-    """Return the priors with kernels."""
-    found: list[CpuTerm] = []
-    for prior in potential.priors:
-        path = kernels_of(prior, potential.device)
-        if not prior.constant and path is not None:
-            found.append(path.cpu(prior, potential.elements))
-            found[-1].name = type(prior).__name__
-    return found
 
 
 def _virial(values: Values, system: System) -> Tensor:
@@ -406,156 +428,43 @@ class CompiledDomain(Domain):
     def __init__(self, potential: Potential, charge: float):
         super().__init__(potential, charge)
         self._model = CpuModel(potential)
-        self._factor = float(self._model.net.charge_input(torch.full((1,), charge, dtype=torch.float64)))
-        cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in self._model.terms])
-        self._lists = [_DomainRows(cutoff) for cutoff in cutoffs]
+        self._lists = [DomainSearch(cutoff, 0) for cutoff in self._model.cutoffs]
         self._checked = False
 
     def _prepare(self) -> None:
-        num_local = self.num_local
-        everyone = torch.from_numpy(self.numbers)
+        n, everyone = self.num_local, torch.from_numpy(self.numbers)
         self.potential.check_elements(everyone)
-        somewhere = System(z=everyone, pos=torch.zeros(len(everyone), 3, dtype=torch.float64))
-        model = self._model
-        local = System(z=everyone[:num_local], pos=somewhere.pos[:num_local])
-        self._offsets = Offsets(self.potential, model.isolated, local, self.charge == 0, numpy=True)
+        rows = System(z=everyone, pos=torch.zeros(len(everyone), 3, dtype=torch.float64))
         for prior in self.potential.priors:
-            prior.check(somewhere)
-        self._terms = [(term, term.prepare(somewhere)) for term in model.terms]
-        self._charges = np.full(num_local, self._factor, dtype=np.float32)
+            prior.check(rows)
+        charge = torch.full((1,), self.charge, dtype=torch.float64)
+        local = System(z=rows.z[:n], pos=rows.pos[:n])
+        self._step = CpuStep(self._model, rows, local, charge, self._lists, self._exchange)
 
     def _list(self, pos: NDArray[np.float64]) -> None:
         for rows in self._lists:
-            rows.list_anew(pos, self.num_local, self._row_of)
+            listed = list_edges(pos, self.num_local, rows.cutoff + SKIN)
+            rows.take(listed.numpy(), self.num_local, self._row_of)
 
     def _evaluate(self, pos: NDArray[np.float64]) -> DomainValues:
         if not self._checked and self.num_local:
             self._check(pos)
             self._checked = True
-        n = self.num_local
         for rows in self._lists:
-            pair = rows.find(pos)
+            pair = rows.select(pos)
             if pair is not None:
                 raise self._coincident(*pair)
-        net = self._lists[0].rows
-        self.num_edges = int(net.row_ptr[-1])
-        energy, gradient = self._model.net.run_domain(
-            self.numbers, net.row_ptr, net.sender, net.vectors, self._charges, self._exchange
-        )
-        forces, virial = np.zeros((len(self.numbers), 3)), np.zeros((n, 9))
-        sum_edges(net.row_ptr, net.sender, net.vectors, gradient, forces, virial)
-        energies = energy.astype(np.float64)
-        self._offsets.add(energies, net.row_ptr)
-        own = self._add_ghost_forces(torch.from_numpy(forces))
-        # priors give each atom the whole of its force
-        self._add_terms(pos, CpuSums(energies, own, virial, np.zeros(n)))
-        return DomainValues(energies, own, voigt(torch.from_numpy(virial)).numpy())
-
-    def _add_terms(self, pos: NDArray[np.float64], sums: CpuSums) -> None:
-        for term, prepared in self._terms:
-            found = min((r for r in self._lists if r.cutoff >= term.cutoff), key=lambda r: r.cutoff)
-            add: Callable = prepared.add
-            extra = {"exchange": self._exchange} if term.exchanges else {}
-
-            def run(add: Callable = add, rows: CpuRows = found.rows, extra: dict = extra) -> None:
-                add(pos, rows, sums, **extra)
-
-            work = term.cost * int(found.rows.row_ptr[-1])
-            run_on_threads(run, self._model._threads[0], work, max(1, self.num_local), True)
+        self.num_edges = int(self._lists[0].row_ptr[-1])
+        values = self._step.evaluate(pos, None, True)
+        assert values.forces is not None and values.virial is not None
+        return DomainValues(values.energies, values.forces, voigt(torch.from_numpy(values.virial)).numpy())
 
     def _check(self, pos: NDArray[np.float64]) -> None:
         """Compare the kernels with the potential in float64, on a cluster of local atoms."""
         other = copy.copy(self)
-        other._checked, other._lists = True, [_DomainRows(rows.cutoff) for rows in self._lists]
+        other._checked, other._lists = True, [DomainSearch(rows.cutoff, 0) for rows in self._lists]
         check_on_cluster(other, self.numbers[: self.num_local], pos, self._model.isolated)
 
     def describe(self) -> str:
         kind = type(self.potential.representation).__name__
         return f"compiled {kind} kernels (numba), float32, on up to {torch.get_num_threads()} threads of cpu"
-
-
-class _DomainRows:
-    """Edges of the local atoms within a cutoff.
-
-    Attributes:
-        cutoff: Å.
-        rows: the edges at the last positions.
-    """
-
-    def __init__(self, cutoff: float):
-        self.cutoff = cutoff
-
-    def list_anew(self, pos: NDArray[np.float64], num_local: int, row_of: NDArray[np.integer]) -> None:
-        """List edges up to cutoff + SKIN; `row_of` as for `Domain.set_atoms`."""
-        edges = list_edges(pos, num_local, self.cutoff + SKIN).numpy()
-        self._sender = edges[1].copy()
-        self._row = row_of[self._sender]
-        self._ptr = np.zeros(num_local + 1, np.int64)
-        self._ptr[1:] = np.bincount(edges[0], minlength=num_local).cumsum()
-        room = len(self._sender)
-        self.rows = CpuRows(
-            np.zeros(num_local + 1, np.int64), np.empty(room, np.int64), np.empty((room, 3), np.float32), self.cutoff
-        )
-
-    def find(self, pos: NDArray[np.float64]) -> tuple[int, int] | None:
-        """Take the listed edges that are within the cutoff; returns two atoms at the same place, if there are any."""
-        rows = self.rows
-        nearest = select_edges(
-            self._ptr,
-            self._sender,
-            self._row,
-            pos,
-            self.cutoff**2,
-            rows.row_ptr,
-            rows.sender,
-            rows.vectors,
-            SAME_PLACE**2,
-        )
-        if nearest < 0:
-            return None
-        return int(np.searchsorted(self._ptr, nearest, side="right")) - 1, int(self._sender[nearest])
-
-
-@compiled(error_model="numpy")
-def select_edges(ptr, listed, row, pos, limit, row_ptr, sender, vectors, least):
-    """Copy the edges shorter than √limit into compressed rows.
-
-    Args:
-        ptr: [n + 1], listed: [≥ E] int64: listed senders of each atom, and their rows [≥ E].
-        pos: [N, 3] Å.
-        limit, least: Å².
-        row_ptr [n + 1], sender [≥ E] int64, vectors [≥ E, 3] float32: filled.
-
-    Returns:
-        A listed edge shorter than √least, −1 if there is none.
-    """
-    found, wrong = 0, -1
-    for i in range(len(ptr) - 1):
-        row_ptr[i] = found
-        px, py, pz = pos[i, 0], pos[i, 1], pos[i, 2]
-        for e in range(ptr[i], ptr[i + 1]):
-            j = listed[e]
-            x, y, z = pos[j, 0] - px, pos[j, 1] - py, pos[j, 2] - pz
-            square = x * x + y * y + z * z
-            if square < limit:
-                if square < least:
-                    wrong = e
-                sender[found] = row[e]
-                vectors[found, 0], vectors[found, 1], vectors[found, 2] = x, y, z
-                found += 1
-    row_ptr[len(ptr) - 1] = found
-    return wrong
-
-
-@compiled(error_model="numpy")
-def sum_edges(row_ptr, sender, vectors, gradient, forces, virial):
-    """Add the forces [M, 3] and row virials [n, 9] of dE/dvector [≥ E, 3]: ghosts have no edges."""
-    for i in range(len(row_ptr) - 1):
-        for e in range(row_ptr[i], row_ptr[i + 1]):
-            j = sender[e]
-            for a in range(3):
-                g = gradient[e, a]
-                forces[i, a] += g
-                forces[j, a] -= g
-                for b in range(3):
-                    virial[i, 3 * b + a] += vectors[e, b] * g

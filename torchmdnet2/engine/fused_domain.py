@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..kernels.interfaces import FIXED_POINT, Atoms, Edges, GpuBuffers, TermLaunch, TermSums
+from ..kernels.interfaces import FIXED_POINT, Atoms, Buffers, Edges, TermLaunch, TermSums
 from ..neighbors.triton_search import SkinList, with_room
 from ..potential.potential import Potential
 from ..potential.refusals import SAME_PLACE
 from ..system import System
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, voigt
 from .fused_step import FusedModel, SpatialOrder
-from .select import Offsets, list_cutoffs
+from .select import HeldTerm, Offsets, list_cutoffs
 
 __all__ = ["FusedDomain"]
 
@@ -54,8 +54,9 @@ class FusedDomain(Domain):
     def _start(self) -> None:
         """Initialise without memory for atoms."""
         cutoffs = list_cutoffs(self.potential.cutoff, [term.cutoff for term in self._model.terms])
+        self._cutoffs = cutoffs
         self._lists = [SkinList(cutoff, SKIN, SAME_PLACE, self.device) for cutoff in cutoffs]
-        self._buffers: GpuBuffers | None = None
+        self._buffers: Buffers | None = None
         self._room: tuple[Any, ...] = ()
         self._host: list[Tensor] = []
         self._order: Tensor | None = None
@@ -136,10 +137,9 @@ class FusedDomain(Domain):
         if self._model.terms:
             energy = torch.zeros(n, dtype=torch.float64, device=device)
             self._sums = TermSums(energy, torch.zeros(n, 3, device=device), torch.zeros(n, 9, device=device))
-        self._held = []
-        for term in self._model.terms:
-            self._held.append(term.allocate(len(z)))
-            term.set_composition(self._held[-1], everyone)
+        self._terms = [HeldTerm(term, self._cutoffs, len(z)) for term in self._model.terms]
+        for held in self._terms:
+            held.term.set_composition(held.buffers, everyone)
 
     def _list(self, pos: NDArray[np.float64]) -> None:
         assert self._order is not None
@@ -169,20 +169,17 @@ class FusedDomain(Domain):
         where = self._given.index_select(0, self._order)
         for rows in self._lists:
             rows.select(where)
-        lists = [Edges(rows.row_ptr, rows.sender, rows.vectors, rows.cutoff) for rows in self._lists]
+        lists = {r.cutoff: Edges(r.row_ptr, r.sender, r.vectors, r.cutoff) for r in self._lists}
+        edges = lists[self._cutoffs[0]]
         atoms = Atoms(
             self._rows_z, self._factors, self._batch, self._ptr, where, exchange=self._placed_exchange
         )  # fmt: skip
-        self._net.run(b, self._shapes, atoms, lists[0], True)
-        self._add_terms(atoms, lists)
-        return self._download(*self._finished(b, lists[0]))
-
-    def _add_terms(self, atoms: Atoms, lists: list[Edges]) -> None:
-        for k, (term, held) in enumerate(zip(self._model.terms, self._held, strict=True)):
-            edges = min((rows for rows in lists if rows.cutoff >= term.cutoff), key=lambda rows: rows.cutoff)
-            launch = TermLaunch(k == 0, True, True, term.launch_shapes(self.num_local), {"PDL": 0})
-            assert self._sums is not None
-            term.run(held, atoms, edges, self._sums, launch)
+        self._net.run(b, self._shapes, atoms, edges, True)
+        for k, held in enumerate(self._terms):
+            assert self._sums is not None and held.list_cutoff is not None
+            launch = TermLaunch(k == 0, True, True, held.term.launch_shapes(self.num_local), {"PDL": 0})
+            held.term.run(held.buffers, atoms, lists[held.list_cutoff], self._sums, launch)
+        return self._download(*self._finished(b, edges))
 
     def _finished(self, b: Any, edges: Edges) -> tuple[Tensor, Tensor, Tensor]:
         """Return energies [n], forces [n, 3] and virials [n, 6] in float64, in the order of the rows."""

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from ..kernels.interfaces import (
     Atoms,
+    Buffers,
     ChargeNetwork,
     Edges,
     FeatureNetwork,
-    GpuBuffers,
-    GpuNetwork,
-    GpuTerm,
     MemberPath,
+    Network,
     PathWithHeads,
+    Term,
     TermLaunch,
     TermSums,
     TermWithRoom,
@@ -36,12 +36,11 @@ from ..kernels.interfaces import (
 from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential.potential import Potential, Result
 from ..system import System
-from .autograd_term import AutogradTerm
 from .bound import PropertyHeads
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
 from .finish import MAX_PARTS, TERMS, energy_spread_kernel, finish_kernel, mean_kernel, totals_kernel
 from .graph import compile_side_by_side
-from .select import constant_energies, exact_isolated_energies, fast_path, kernels_of, list_cutoffs
+from .select import HeldTerm, constant_energies, exact_isolated_energies, fast_path, list_cutoffs, terms_of
 from .step import FEWEST_EDGES, OVERFLOW, GraphedStep, StaticInputs, Step
 from .timings import Part
 
@@ -186,14 +185,14 @@ class FusedStep(Step):
 
     def __init__(
         self,
-        net: GpuNetwork,
+        net: Network,
         num_atoms: int,
         num_systems: int,
         cutoff: float,
         dtype: torch.dtype,
         stress: bool,
         *,
-        terms: Sequence[GpuTerm] = (),
+        terms: Sequence[Term] = (),
         subtract: bool = True,
         local: bool = True,
         energy_shift: float = 0.0,
@@ -240,12 +239,12 @@ class FusedStep(Step):
         self._exact = {float(term.cutoff) for term in terms if term.by_autograd and term.cutoff > 0}
         shared = [float(term.cutoff) for term in terms if not term.by_autograd]
         cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
-        self._terms = [_Term(term, _list_of(term, cutoffs), N) for term in terms]
+        self._terms = [HeldTerm(term, cutoffs, N) for term in terms]
         self._sums = self._sums_of_terms() if terms else None
         self._members: _Members | None = None
         if isinstance(net, ChargeNetwork) and net.members > 1:
             self._members = _Members(net.members, N, B, dtype, self._terms, self.device)
-        self._buffers: GpuBuffers | None = None
+        self._buffers: Buffers | None = None
         self._make_searches(dict.fromkeys(cutoffs, capacity), method, thin)
         self.set_capacity(capacity)
 
@@ -403,13 +402,13 @@ class FusedStep(Step):
         return atoms, lists
 
     def _begin_terms(self, atoms: Atoms) -> list[list[Any]]:
-        """Return what `GpuTerm.begin` returns, for each term and target."""
+        """Return what `Term.begin` returns, for each term and target."""
         return [
             [term.term.begin(term.buffers, given, self.stress) for _, given in self._targets(term, atoms)]
             for term in self._terms
         ]
 
-    def _targets(self, term: _Term, atoms: Atoms) -> Sequence[tuple[TermSums | None, Atoms]]:
+    def _targets(self, term: HeldTerm, atoms: Atoms) -> Sequence[tuple[TermSums | None, Atoms]]:
         """Return what a term is added to, and the atoms with the charges that it reads; several where members have
         theirs."""
         if self._members is not None and term.term.uses_charges:
@@ -544,7 +543,7 @@ class _Members:
     """
 
     def __init__(
-        self, number: int, num_atoms: int, num_systems: int, dtype: torch.dtype, terms: Sequence[_Term],
+        self, number: int, num_atoms: int, num_systems: int, dtype: torch.dtype, terms: Sequence[HeldTerm],
         device: torch.device,
     ):  # fmt: skip
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -600,20 +599,6 @@ class _Members:
         return {"energy_std": self._energy_std.clone(), "forces_std": self._forces_std.clone()}
 
 
-class _Term:
-    """A term with its buffers and the cutoff of its list, None if it needs none."""
-
-    def __init__(self, term: GpuTerm, list_cutoff: float | None, num_atoms: int):
-        self.term, self.list_cutoff = term, list_cutoff
-        self.buffers = term.allocate(num_atoms)
-
-
-def _list_of(term: GpuTerm, cutoffs: Sequence[float]) -> float | None:
-    if term.by_autograd:
-        return float(term.cutoff) if term.cutoff > 0 else None
-    return min((c for c in cutoffs if c >= term.cutoff), default=None)
-
-
 def _aligned(size: int) -> int:
     """Return the next multiple of 16, since Triton specialises kernels on that."""
     return -(-size // 16) * 16
@@ -638,14 +623,14 @@ class FusedModel:
         device = potential.device
         if isinstance(path, MemberPath):
             networks = [(m.representation, m.head) for m in potential.members if m.head is not None]
-            self.net: GpuNetwork = path.gpu_members(networks, potential.energy_scale, device, precision)
+            self.net: Network = path.gpu_members(networks, potential.energy_scale, device, precision)
         else:
             self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
         if "charges" in potential.properties:
             assert isinstance(path, PathWithHeads)
             self.net = path.with_charges(self.net, potential.properties["charges"])
         self.heads = PropertyHeads(potential)
-        self.terms = _terms(potential)
+        self.terms = terms_of(potential, compiled=False)
         self.isolated = exact_isolated_energies(potential)
         self._checked: set[tuple[Any, ...]] = set()
 
@@ -695,7 +680,7 @@ class FusedModel:
         whole = system
         potential, system = extract_checked(self.potential, whole, step.stress)
         model = copy.copy(self)
-        model.potential, model.terms = potential, _terms(potential)
+        model.potential, model.terms = potential, terms_of(potential, compiled=False)
         # a separate step: it may be one that other results are read from
         own = model.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
         model._loaded(own, system, compiled=system is whole)
@@ -728,18 +713,3 @@ def _compile(step: FusedStep) -> None:
 
     if step.device.type == "cuda" and not step.measures_graph:  # else PyTorch reads what kernels write
         compile_side_by_side(launch)
-
-
-def _terms(potential: Potential) -> list[GpuTerm]:
-    """Return the priors that depend on positions."""
-    found: list[GpuTerm] = []
-    for prior in potential.priors:
-        path = kernels_of(prior, potential.device)
-        if path is not None:
-            found.append(path.gpu(prior, potential.device, potential.elements))
-        elif not prior.constant:
-            found.append(AutogradTerm(prior, potential.elements[0]))
-        else:
-            continue
-        found[-1].name = type(prior).__name__
-    return found

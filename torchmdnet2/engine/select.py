@@ -1,4 +1,4 @@
-"""Which representations and priors have a fast path.
+"""Which representations and priors have a fast path, and what all steps on kernels share: terms, lists, offsets.
 
 A model of the package has its fast path in its folder and one line here; a plug-in calls `register_fast_path`.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.interfaces import FastPath, MemberPath, PathWithHeads, PriorPath
+from ..kernels.interfaces import FastPath, MemberPath, PathWithHeads, PriorPath, Term
 from ..models.aimnet2 import AIMNet2Path
 from ..models.aimnet2.model import AIMNet2
 from ..models.matgl_tensornet import MatglPath
@@ -31,11 +31,12 @@ from ..priors.coulomb import CoulombPath
 from ..priors.coulomb.coulomb import Electrostatics
 from ..priors.pair_kernels import PairPriorPath
 from ..system import System
-from .autograd_term import autograd_unsupported_reason
+from .autograd_term import AutogradTerm, CpuAutogradTerm, autograd_unsupported_reason
 
 __all__ = [
-    "Offsets", "constant_energies", "describe_cells", "describe_priors", "exact_isolated_energies", "fast_path",
-    "kernels_of", "list_cutoffs", "prior_path", "register_fast_path", "register_prior_path", "unsupported_reason",
+    "HeldTerm", "Offsets", "constant_energies", "describe_cells", "describe_priors", "exact_isolated_energies",
+    "fast_path", "kernels_of", "list_cutoffs", "prior_path", "register_fast_path", "register_prior_path", "terms_of",
+    "unsupported_reason",
 ]  # fmt: skip
 
 
@@ -152,6 +153,42 @@ def describe_cells(potential: Potential) -> str:
     }
     sums |= {f"dispersion to {p.cutoff:g} Å" for p in potential.modules() if isinstance(p, D3)}
     return ", ".join(sorted(sums))
+
+
+# --- What steps share ---
+
+
+def terms_of(potential: Potential, compiled: bool) -> list[Term]:
+    """Return the priors that depend on positions, for steps on kernels of a GPU, or on compiled ones of the CPU."""
+    found: list[Term] = []
+    for prior in potential.priors:
+        path = kernels_of(prior, potential.device)
+        if path is not None:
+            gpu = not compiled
+            term = path.gpu(prior, potential.device, potential.elements) if gpu else path.cpu(prior, potential.elements)
+        elif prior.constant:
+            continue
+        else:
+            term = CpuAutogradTerm(prior) if compiled else AutogradTerm(prior, potential.elements[0])
+        term.name = type(prior).__name__
+        found.append(term)
+    return found
+
+
+class HeldTerm:
+    """A term of a step with its buffers, for N atoms.
+
+    Attributes:
+        list_cutoff: Å, of the shortest list that reaches the cutoff of the term; None if it needs none.
+    """
+
+    def __init__(self, term: Term, cutoffs: Sequence[float], num_atoms: int):
+        self.term, self.buffers = term, term.allocate(num_atoms)
+        self.list_cutoff: float | None
+        if term.by_autograd:
+            self.list_cutoff = float(term.cutoff) if term.cutoff > 0 else None
+        else:
+            self.list_cutoff = min((c for c in cutoffs if c >= term.cutoff), default=None)
 
 
 def constant_energies(potential: Potential, system: System) -> Tensor:

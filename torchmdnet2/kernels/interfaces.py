@@ -6,9 +6,11 @@ Shapes: N atoms in B structures, E directed edges.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -23,183 +25,50 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "FIXED_POINT", "Array", "Atoms", "ChargeNetwork", "CpuAtoms", "CpuChargeNetwork", "CpuNetwork", "CpuOutputs",
-    "CpuRows", "CpuSums", "CpuTerm", "CpuTermOf", "Edges", "FastPath", "FeatureNetwork", "GpuBuffers", "GpuNetwork",
-    "GpuTerm", "MemberPath", "PairBatch", "PairNetwork", "PathWithHeads", "PriorPath", "ReadCharges", "TermLaunch",
-    "TermSums", "TermWithRoom",
+    "FIXED_POINT", "Array", "Atoms", "Buffers", "ChargeNetwork", "CpuBuffers", "CpuNetwork", "Edges", "FastPath",
+    "FeatureNetwork", "MemberPath", "Network", "PairBatch", "PairNetwork", "PathWithHeads", "PriorPath", "Term",
+    "TermLaunch", "TermSums", "TermWithRoom",
 ]  # fmt: skip
 
 
 Array = NDArray[Any]
 
-
-class CpuAtoms(NamedTuple):
-    """Atoms on a CPU, in any order.
-
-    Attributes:
-        z: [N] integers.
-        charge_input: [N] float32, `CpuNetwork.charge_input` of the total charge of each atom's structure.
-        batch: [N] int64 structure of each atom.
-        total_charge: [B] float64 e.
-    """
-
-    z: Array
-    charge_input: Array
-    batch: Array
-    total_charge: Array
-
-
-class CpuRows(NamedTuple):
-    """Neighbor list as CSR rows, as `Edges`: row_ptr [N + 1], sender [≥ E] int64, vectors [≥ E, 3] float32 Å; cutoff in
-    Å."""
-
-    row_ptr: Array
-    sender: Array
-    vectors: Array
-    cutoff: float
-
-
-class CpuOutputs(NamedTuple):
-    """Results of a network on a CPU; forces and virial are None if they were not requested.
-
-    Attributes:
-        energy: [N] eV, those of isolated atoms not yet subtracted.
-        forces: [N, 3] eV/Å.
-        virial: [N, 9] eV, Σ vec ⊗ dE/dvec over the edges of each row.
-        charges: [N] float64 e; None where none are predicted.
-        features: [N, F] that heads read; None unless the network is to keep them.
-    """
-
-    energy: Array
-    forces: Array | None
-    virial: Array | None
-    charges: Array | None = None
-    features: Array | None = None
-
-
-class CpuNetwork(ABC):
-    """A network with its head over CSR rows of NumPy arrays.
-
-    Attributes:
-        keeps_features: give the features too, where heads of other properties read them.
-    """
-
-    keeps_features: bool = False
-
-    def charge_input(self, charge: Tensor) -> Tensor:
-        """Return what the network reads of the total charges, elementwise (float64)."""
-        return charge
-
-    @abstractmethod
-    def run(self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True) -> CpuOutputs:
-        """Compute energies, and forces with row virials if requested."""
-
-    def run_domain(
-        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Any
-    ) -> tuple[Array, Array]:
-        """Return energies [n] eV and dE/dvector [≥ E, 3] eV/Å of the atoms with rows; further ones of z [N] are
-        ghosts."""
-        raise NotImplementedError
-
-
-ReadCharges = Callable[[Array], "Array | None"]
-"""Terms that read the predicted charges [N] e: their dE/dq [N] eV/e, float64; None where there are none."""
-
-
-class CpuChargeNetwork(CpuNetwork):
-    """A network that predicts charges, which terms read; its gradient starts from their dE/dq too."""
-
-    @abstractmethod
-    def run(
-        self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True, read: ReadCharges | None = None
-    ) -> CpuOutputs:  # fmt: skip
-        """Compute as `CpuNetwork.run`; `read` is called once, with the charges, before the gradient."""
-
-
-class CpuSums(NamedTuple):
-    """Sums to which terms add, float64.
-
-    Attributes:
-        energy [N] eV, forces [N, 3] eV/Å, virial [N, 9] eV: as `TermSums`.
-        charge_slope: [N] eV/e, dE/dq of predicted charges.
-    """
-
-    energy: Array
-    forces: Array
-    virial: Array
-    charge_slope: Array
-
-
-class CpuTermOf(ABC):
-    """A prior that is prepared for structures of which only positions and cell change."""
-
-    @abstractmethod
-    def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
-        """Add to the sums.
-
-        Args:
-            pos: [N, 3] Å.
-            rows: within the cutoff or further (atoms without are ghosts); None where the cutoff is infinite.
-            charges: [N] e, predicted by the network.
-            cell: [B, 3, 3] Å, by name, if `CpuTerm.uses_cell`.
-        """
-
-
-class CpuTerm(ABC):
-    """A prior that has kernels on a CPU.
-
-    Attributes:
-        cutoff, uses_charges: as for `GpuTerm`; uses_cell, exchanges: `CpuTermOf.add` takes `cell`, `exchange`.
-        cost: of an edge, in the units of `thread_tuner.amount_of_work`.
-        name: in reports.
-    """
-
-    name: str = "prior"
-    cutoff: float
-    uses_charges: bool = False
-    uses_cell: bool = False
-    exchanges: bool = False
-    cost: int = 10
-
-    @abstractmethod
-    def prepare(self, system: System) -> CpuTermOf:
-        """Compute what depends on elements and structures. Raises ValueError for what the prior cannot do."""
-
-
-# --- The interfaces that the engine and training call, and that each fused model implements ---
-#
-# A network is evaluated on a GPU (`GpuNetwork`), on a CPU (`CpuNetwork`) and differentiated in training
-# (`PairNetwork`); a prior adds its energies and forces to those of the network (`GpuTerm`, `CpuTerm`).
-
 FIXED_POINT = 2.0**32
-"""What the forces of a domain are multiplied by, to be summed as integers: such sums do not depend on the order."""
+"""What the forces of a domain are multiplied by on a GPU, to be summed as integers: such sums do not depend on the
+order."""
+
+
+# --- The interfaces that the engine calls, and that each model and prior with kernels implements ---
+#
+# A step searches neighbors, runs a network and adds terms, on any device and in a domain of a parallel run alike. The
+# arrays are tensors on a GPU and NumPy arrays on a CPU, where integers have 64 bits and sums of terms are float64.
 
 
 class Atoms(NamedTuple):
-    """Atoms in the order of the rows, which may be a spatial order.
+    """Atoms in the order of the rows, which may be a spatial order on a GPU.
 
     Attributes:
-        z: [N] int32 atomic numbers.
-        charge_input: [N] float32, `GpuNetwork.charge_input` of the total charge of each atom's structure.
-        batch: [N] int32 structure of each atom, ascending; ptr: [B + 1] int32 the first row of each structure.
+        z: [N] int32 (CPU: int64) atomic numbers; of a domain, with those of the ghosts after them.
+        charge_input: [N] float32, `Network.charge_input` of the total charge of each atom's structure.
+        batch: [N] int32 (CPU: int64) structure of each atom, on a GPU ascending.
+        ptr: [B + 1] int32 the first row of each structure; None on a CPU.
         pos: [N, 3] Å, float32 or float64.
         order: [N] int64 the atom of each row; None where row i is atom i.
-        charges: [N] float32 e, predicted by the network; None where it predicts none.
+        charges: [N] float32 (CPU: float64) e, predicted by the network; None where it predicts none.
         cell: [B, 3, 3] Å.
         total_charge: [B] float64 e.
-        exchange: of a domain, whose ghosts have z after the local atoms, no rows and no other entry here; None: there
-            are no ghosts.
+        exchange: of a domain, whose ghosts have no rows and no other entry here; None: there are no ghosts.
     """
 
-    z: Tensor
-    charge_input: Tensor
-    batch: Tensor
-    ptr: Tensor
-    pos: Tensor
-    order: Tensor | None = None
-    charges: Tensor | None = None
-    cell: Tensor | None = None
-    total_charge: Tensor | None = None
+    z: Any
+    charge_input: Any
+    batch: Any
+    ptr: Any
+    pos: Any
+    order: Any = None
+    charges: Any = None
+    cell: Any = None
+    total_charge: Any = None
     exchange: Exchange | None = None
 
     @property
@@ -207,11 +76,13 @@ class Atoms(NamedTuple):
         """N."""
         return len(self.charge_input)
 
-    def send(self, field: Tensor) -> None:
-        """Fill the rows of the ghosts, which come after those of the local atoms; more may follow."""
+    def send(self, field: Any, first: int | None = None) -> None:
+        """Fill the rows of the ghosts from `first` on, by default those after the local atoms; more may follow."""
         if self.exchange is not None:
             n, ghosts = self.num_rows, self.exchange.num_ghosts
-            field[n : n + ghosts].copy_(self.exchange.forward(field[:n]))
+            rows = field if isinstance(field, Tensor) else torch.from_numpy(field)
+            first = n if first is None else first
+            rows[first : first + ghosts].copy_(self.exchange.forward(rows[:n]))
 
 
 class Edges(NamedTuple):
@@ -220,18 +91,18 @@ class Edges(NamedTuple):
     Rows are sorted by sender and shift in the list of the network and in those for terms by autograd.
 
     Attributes:
-        row_ptr: [N + 1] int32; sender: [C] int32, entries beyond row_ptr[N] have any value.
+        row_ptr: [N + 1]; sender: [C], entries beyond row_ptr[N] have any value. int32 (CPU: int64).
         vectors: [C, 3] float32, Å from the atom of the row to the sender.
         cutoff: Å, of the list.
-        receiver [C], shift [C, 3] int32: for terms by autograd.
+        receiver [C], shift [C, 3] int32: for terms by autograd on a GPU.
     """
 
-    row_ptr: Tensor
-    sender: Tensor
-    vectors: Tensor
+    row_ptr: Any
+    sender: Any
+    vectors: Any
     cutoff: float
-    receiver: Tensor | None = None
-    shift: Tensor | None = None
+    receiver: Any = None
+    shift: Any = None
 
 
 class TermSums(NamedTuple):
@@ -239,50 +110,75 @@ class TermSums(NamedTuple):
 
     Attributes:
         energy: [N] float64 eV.
-        forces: [N, 3] float32 eV/Å.
-        virial: [N, 9] float32 eV, Σ vec ⊗ dE/dvec over the edges of the row; not used where no stress is computed.
-        charge_slope: [N] float32 eV/e, dE/dq of predicted charges; None without.
+        forces: [N, 3] eV/Å, virial: [N, 9] eV, Σ vec ⊗ dE/dvec over the edges of the row, not used where no stress is
+            computed; charge_slope: [N] eV/e, dE/dq of predicted charges, None without. float32 (CPU: float64).
     """
 
-    energy: Tensor
-    forces: Tensor
-    virial: Tensor
-    charge_slope: Tensor | None = None
+    energy: Any
+    forces: Any
+    virial: Any
+    charge_slope: Any = None
+
+    @classmethod
+    def zeros(cls, num_atoms: int) -> TermSums:
+        """Return sums on a CPU."""
+        n = num_atoms
+        return cls(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
 
 
 class TermLaunch(NamedTuple):
     """How a term is launched.
 
     Attributes:
-        first: nothing is in the sums yet: write them. Otherwise add to them.
+        first: nothing is in the sums yet: write them. Otherwise add to them. (On a CPU: always add, to zeros.)
         first_slope: the same for `charge_slope`.
         with_virial: the virial is wanted.
-        shapes: of `GpuTerm.launch_shapes`.
+        shapes: of `Term.launch_shapes`.
         options: of each launch of a kernel, PDL among them (triton_launch.py).
-        begun: what `GpuTerm.begin` has returned for these atoms; None where it was not called.
+        begun: what `Term.begin` has returned for these atoms; None where it was not called.
     """
 
-    first: bool
-    first_slope: bool
-    with_virial: bool
-    shapes: Any
-    options: dict[str, Any]
+    first: bool = False
+    first_slope: bool = False
+    with_virial: bool = True
+    shapes: Any = None
+    options: Mapping[str, Any] = MappingProxyType({})
     begun: Any = None
 
 
-class GpuBuffers(Protocol):
-    """Static buffers of a network. The results are in `GpuNetwork.unit`."""
+class Buffers(Protocol):
+    """Buffers of a network, static ones on a GPU. The results are in `Network.unit`."""
 
-    energy: Tensor  # [N] float32
-    forces: Tensor  # [N, 3] float32; of a domain [N + ghosts, 3] int64, times FIXED_POINT
-    virial: Tensor  # [N, 9] float32
+    energy: Any  # [N] float32
+    forces: Any  # [N, 3] float32; of a domain [N + ghosts, 3], on a GPU int64, times FIXED_POINT
+    virial: Any  # [N, 9] float32
 
     @property
     def nbytes(self) -> int: ...
 
 
-class GpuNetwork(ABC):
-    """A network with its head over CSR rows. `run` only launches kernels: a CUDA graph can hold it.
+class CpuBuffers:
+    """Results of a network on a CPU, in new memory for each run.
+
+    Attributes:
+        charges: [N] float64 e; None where none are predicted.
+        features: [N, F] that heads read; None unless the network is to keep them.
+        with_forces: whether `differentiate` follows `predict`.
+        state: what it needs of `predict`.
+    """
+
+    energy: Array
+    forces: Array
+    virial: Array
+    charges: Array | None = None
+    features: Array | None = None
+    with_forces: bool = True
+    state: Any = None
+    nbytes = 0
+
+
+class Network(ABC):
+    """A network with its head over CSR rows. On a GPU, `run` only launches kernels: a CUDA graph can hold it.
 
     Attributes:
         device: of the weights.
@@ -290,7 +186,7 @@ class GpuNetwork(ABC):
         allocates: `run` takes memory besides the buffers, by PyTorch, which a graph then holds.
     """
 
-    device: torch.device
+    device: torch.device = torch.device("cpu")
     unit: float = 1.0
     allocates: bool = False
 
@@ -312,8 +208,12 @@ class GpuNetwork(ABC):
         network."""
         return {"PDL": 0}
 
+    def work(self, atoms: Atoms, edges: Edges) -> tuple[int, int]:
+        """Return the work of a step on a CPU (`thread_tuner.amount_of_work`), and how many threads can share it."""
+        return 0, 1
+
     @abstractmethod
-    def allocate(self, num_atoms: int, capacity: int, shapes: Any) -> GpuBuffers:
+    def allocate(self, num_atoms: int, capacity: int, shapes: Any) -> Buffers:
         """Return buffers for N atoms and C edges."""
 
     @abstractmethod
@@ -321,7 +221,7 @@ class GpuNetwork(ABC):
         """Fill `energy`, `forces` and, when asked, `virial` of the buffers."""
 
 
-class ChargeNetwork(GpuNetwork):
+class ChargeNetwork(Network):
     """A network that predicts charges, which terms read; its gradient starts from their dE/dq too.
 
     Attributes:
@@ -336,12 +236,13 @@ class ChargeNetwork(GpuNetwork):
         """Fill `energy` of the buffers, and the charges."""
 
     @abstractmethod
-    def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
-        """Return where `predict` writes the charges of the atoms, [N] e: in float32, and in float64 for results."""
+    def charges(self, buffers: Any) -> tuple[Any, Any]:
+        """Return where `predict` writes the charges of the atoms, [N] e: for terms, in float32 on a GPU; and for
+        results, in float64."""
 
     @abstractmethod
     def differentiate(
-        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Any
     ) -> None:  # fmt: skip
         """Fill `forces` and, if requested, `virial`, after `predict`.
 
@@ -354,15 +255,33 @@ class ChargeNetwork(GpuNetwork):
         self.differentiate(buffers, shapes, atoms, edges, with_virial, None)
 
 
-class GpuTerm(ABC):
-    """A prior that has kernels. `run` only launches.
+class CpuNetwork(ChargeNetwork):
+    """A network on a CPU, which may predict no charges (None). Its virial is always computed.
+
+    Attributes:
+        keeps_features: give the features too, where heads of other properties read them.
+    """
+
+    keeps_features: bool = False
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: Any) -> CpuBuffers:
+        return CpuBuffers()
+
+    def charges(self, buffers: CpuBuffers) -> tuple[Array | None, Array | None]:
+        return buffers.charges, buffers.charges
+
+
+class Term(ABC):
+    """A prior that has kernels. On a GPU, `run` only launches.
 
     Attributes:
         cutoff: Å of the list that it needs. The list that it is given may reach further: mask edges by the distance.
             Infinity: it takes all pairs of a structure itself, and gets no list.
         uses_charges: it needs the charges that the network predicts.
-        by_autograd: PyTorch launches what it needs, on a list that ends at its cutoff (0: none) and has shifts.
+        by_autograd: PyTorch launches what it needs, on a GPU on a list that ends at its cutoff (0: none) and has
+            shifts, on a CPU on one that it searches.
         allocates: PyTorch launches a part of it, and takes memory besides the buffers, which a graph then holds.
+        cost: of an edge on a CPU, in the units of `thread_tuner.amount_of_work`.
         name: in reports.
     """
 
@@ -371,9 +290,10 @@ class GpuTerm(ABC):
     uses_charges: bool = False
     by_autograd: bool = False
     allocates: bool = False
+    cost: int = 10
 
     def launch_shapes(self, num_atoms: int) -> Any:
-        """Return launch shapes, as `GpuNetwork.launch_shapes`."""
+        """Return launch shapes, as `Network.launch_shapes`."""
         return None
 
     def allocate(self, num_atoms: int) -> Any:
@@ -390,6 +310,9 @@ class GpuTerm(ABC):
     @abstractmethod
     def run(self, buffers: Any, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
         """Write or add energies, forces and, when asked, virial rows to the sums."""
+
+
+# --- Training on pairs ---
 
 
 class PairBatch(NamedTuple):
@@ -430,8 +353,8 @@ class FastPath(ABC):
     """The fast path of one class of representations.
 
     Attributes:
-        on_cpu: there is `cpu`; takes_ghosts: what it gives has `run_domain`, and what `gpu` gives has `allocate` with a
-            number of ghosts, and runs `Atoms` with an exchange.
+        on_cpu: there is `cpu`; takes_ghosts: networks run `Atoms` with an exchange; `allocate` of
+            what `gpu` gives takes a number of ghosts.
         predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
         arithmetic: of the kernels on a GPU by precision, in words; a precision that is absent is not supported.
@@ -453,7 +376,7 @@ class FastPath(ABC):
     @abstractmethod
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
-    ) -> GpuNetwork:
+    ) -> Network:
         """Return the network with its present weights.
 
         Args:
@@ -464,7 +387,7 @@ class FastPath(ABC):
         """
 
     @abstractmethod
-    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         """Return the network on the CPU, as `gpu`."""
 
     def training(self, representation: nn.Module, batch: PairBatch, use_kernels: bool) -> PairNetwork | None:
@@ -490,11 +413,11 @@ class PriorPath(ABC):
         """Return "" if `gpu` (on a CUDA device) or `cpu` can evaluate it, else the reason in words."""
 
     @abstractmethod
-    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
+    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> Term:
         """Return the prior with its present parameters, for these atomic numbers."""
 
     @abstractmethod
-    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> CpuTerm:
+    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> Term:
         """Return the prior on the CPU, as `gpu`."""
 
 
@@ -505,7 +428,7 @@ class PriorPath(ABC):
 # requested (engine/bound.py).
 
 
-class FeatureNetwork(GpuNetwork):
+class FeatureNetwork(Network):
     """A network that keeps the features which its head has read."""
 
     @abstractmethod
@@ -521,18 +444,18 @@ class PathWithHeads(FastPath):
         """Return "" if the network can be evaluated with this head of another property, else the reason in words."""
 
     @abstractmethod
-    def with_charges(self, network: GpuNetwork, head: nn.Module) -> ChargeNetwork:
+    def with_charges(self, network: Network, head: nn.Module) -> ChargeNetwork:
         """Return the network of `gpu` with the charges of a head, such that `unsupported_property` is ""."""
 
     @abstractmethod
-    def cpu_with_charges(self, network: CpuNetwork, head: nn.Module) -> CpuChargeNetwork:
+    def cpu_with_charges(self, network: Network, head: nn.Module) -> CpuNetwork:
         """Return the network of `cpu`, as `with_charges`."""
 
 
 # --- A term whose sizes depend on cells, which are known on the device only ---
 
 
-class TermWithRoom(GpuTerm):
+class TermWithRoom(Term):
     """A term that sizes its buffers for a cell, with a reserve, and flags cells that need larger ones."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...kernels.interfaces import ChargeNetwork, CpuNetwork, GpuNetwork, MemberPath
+from ...kernels.interfaces import ChargeNetwork, MemberPath, Network
 from ..heads import ScalarHead
 from ..tensornet import PRODUCTS
 from .model import AIMNet2
@@ -44,7 +44,7 @@ class AIMNet2Path(MemberPath):
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
-    ) -> GpuNetwork:
+    ) -> Network:
         return self.gpu_members([(representation, head)], energy_scale, device, precision)
 
     def gpu_members(
@@ -56,7 +56,7 @@ class AIMNet2Path(MemberPath):
         frozen = [FrozenAIMNet2(representation, head, energy_scale, device) for representation, head in networks]
         return FusedAIMNet2(frozen, PRODUCTS[precision])
 
-    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         from .cpu import CpuAIMNet2
         from .weights import FrozenAIMNet2
 

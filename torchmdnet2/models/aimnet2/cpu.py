@@ -10,14 +10,13 @@ Shapes: N atoms in B structures, E directed edges, A features, R radial function
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from ...kernels.compiling_cpu import INNER, compiled, kernel, run_on_threads
-from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
-from ...kernels.thread_tuner import ThreadChoice
+from ...kernels.compiling_cpu import INNER, compiled, kernel
+from ...kernels.interfaces import Array, Atoms, CpuBuffers, CpuNetwork, Edges
 from ..tensornet.numba_kernels import (
     LANES,
     PANELS,
@@ -86,7 +85,7 @@ class _Stage(NamedTuple):
     lacking: Array
 
 
-class CpuAIMNet2(CpuChargeNetwork):
+class CpuAIMNet2(CpuNetwork):
     """Runs a frozen AIMNet2 over CSR rows on the CPU.
 
     From the second pass on, the charge is one more channel: its R values are all q. A pass reads the C·R values of an
@@ -95,7 +94,7 @@ class CpuAIMNet2(CpuChargeNetwork):
     """
 
     def __init__(self, weights: FrozenAIMNet2):
-        self.weights, self._threads = weights, ThreadChoice()
+        self.weights = weights
         w = weights
         combine = np.concatenate([w.combine.numpy(), w.combine_charges.numpy()[None]])
         self._parts = [_Part.of(combine[: w.channels]), _Part.of(combine)]
@@ -128,27 +127,24 @@ class CpuAIMNet2(CpuChargeNetwork):
 
         return np.concatenate([padded(values) if charged else values[:0], squares, padded(sums)])
 
-    def run(
-        self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True, read: ReadCharges | None = None
-    ) -> CpuOutputs:  # fmt: skip
+    def work(self, atoms: Atoms, edges: Edges) -> tuple[int, int]:
         n, w = len(atoms.z), self.weights
-        work = n * self._network_work + 8 * len(w.passes) * w.features * int(rows.row_ptr[-1]) // 100
-        return run_on_threads(lambda: self._run(atoms, rows, with_forces, read), self._threads, work, n, with_forces)
+        return n * self._network_work + 8 * len(w.passes) * w.features * int(edges.row_ptr[-1]) // 100, n
 
-    def _run(self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool, read: ReadCharges | None) -> CpuOutputs:
-        w, n, found = self.weights, len(atoms.z), int(rows.row_ptr[-1])
+    def predict(self, buffers: CpuBuffers, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        w, n, found = self.weights, len(atoms.z), int(edges.row_ptr[-1])
         size = w.features
         radial, slope = (np.empty((found, len(self._shifts)), np.float32) for _ in range(2))
         direction = np.empty((found, 4), np.float32)
-        find_edges(n, rows.row_ptr, rows.vectors, self._shifts, w.eta, w.cutoff, radial, slope, direction)
-        edges = rows.row_ptr, rows.sender, radial
+        find_edges(n, edges.row_ptr, edges.vectors, self._shifts, w.eta, w.cutoff, radial, slope, direction)
+        listed = edges.row_ptr, edges.sender, radial
         inputs, vectors, slopes, stages = [self._input(n, 0)], list[Array](), list[list[Array]](), list[_Stage]()
         sent = [self._embedding[atoms.z]]
         for k, layers in enumerate(self._passes):
             x, part = inputs[k], self._parts[k > 0]
             vectors.append(np.empty((n, 3, part.channels, part.combine.shape[2]), np.float32))
             at = part.size if k else 0
-            convolve(n, *edges, direction, part.combine, w.num_vectors, part.size, sent[k], at, x, vectors[-1])
+            convolve(n, *listed, direction, part.combine, w.num_vectors, part.size, sent[k], at, x, vectors[-1])
             out, found_slopes = _forward(layers, x, None if k else self._first[np.resize(atoms.z, len(x))])
             slopes.append(found_slopes)
             if k < len(w.passes) - 1:
@@ -158,18 +154,23 @@ class CpuAIMNet2(CpuChargeNetwork):
                 before = stages[max(k - 1, 0)].charges
                 given = atoms.batch, atoms.total_charge, w.exact_charge
                 advance(out, sent[k], before, size, w.num_rbf, *given, *stages[-1], inputs[-1])
-        charges = stages[-1].charges
-        features = out[:n, : w.hidden_channels].copy() if self.keeps_features else None
+        buffers.charges = stages[-1].charges
+        buffers.features = out[:n, : w.hidden_channels].copy() if self.keeps_features else None
         y, head_slopes = _forward(self._head, out)
         weight, bias = self._energy
-        energy = y[:n] @ weight + bias
-        by_charge = read(charges) if read is not None else None
-        if not with_forces:
-            return CpuOutputs(energy, None, None, charges, features)
+        buffers.energy = y[:n] @ weight + bias
+        buffers.state = (*listed, slope, direction), sent, vectors, slopes, stages, head_slopes
 
-        forces, virial = np.zeros((n, 3)), np.zeros((n, 9))
-        g = _backward(self._head, weight * head_slopes[-1], head_slopes)
-        dq = np.zeros(n) if by_charge is None else by_charge.astype(np.float64)
+    def differentiate(
+        self, buffers: CpuBuffers, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool,
+        charge_slope: Array | None,
+    ) -> None:  # fmt: skip
+        w, n = self.weights, len(atoms.z)
+        size = w.features
+        listed, sent, vectors, slopes, stages, head_slopes = buffers.state
+        buffers.forces, buffers.virial = np.zeros((n, 3)), np.zeros((n, 9))
+        g = _backward(self._head, self._energy[0] * head_slopes[-1], head_slopes)
+        dq = np.zeros(n) if charge_slope is None else charge_slope.astype(np.float64)
         for k in reversed(range(len(w.passes))):
             by_output = g
             if self._passes[k][-1].activated:
@@ -178,14 +179,13 @@ class CpuAIMNet2(CpuChargeNetwork):
             spread = np.empty((n, part.size // VECTOR, 5, VECTOR), np.float32)
             at = part.size if k else 0
             spread_gradient(n, sent[k], dx, at, vectors[k], part.spread, w.num_rbf, part.size, spread)
-            convolve_gradient(n, *edges, slope, direction, spread, dx, forces, virial)
+            convolve_gradient(n, *listed, spread, dx, buffers.forces, buffers.virial)
             if k == 0:  # no values are in its dx: features of an element have no gradient
                 break
             g = np.zeros((len(dx), self._passes[k - 1][-1].bias.shape[1]), np.float32)
             kept = size if k < len(w.passes) - 1 else 0
             stage = stages[k - 1][1:]
             retreat(dx, by_output, kept, dq, size, w.num_rbf, atoms.batch, w.exact_charge, *stage, g)
-        return CpuOutputs(energy, forces, virial, charges, features)
 
     def _input(self, n: int, k: int) -> Array:
         """Return zeros for the numbers that a pass reads of n atoms."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...kernels.interfaces import CpuNetwork, FastPath, GpuNetwork
+from ...kernels.interfaces import FastPath, Network
 from ..heads import GatedScalarHead
 from ..tensornet import PRODUCTS, unsupported_network
 from .model import MatglTensorNet
@@ -33,11 +33,11 @@ class MatglPath(FastPath):
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
-    ) -> GpuNetwork:
+    ) -> Network:
         from .gpu import FrozenMatgl, FusedMatgl
 
         weights = FrozenMatgl(representation, head, energy_scale, device)
         return FusedMatgl(weights, precision=PRODUCTS[precision])
 
-    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         raise NotImplementedError("there are no compiled kernels for matgl's TensorNet on the CPU")

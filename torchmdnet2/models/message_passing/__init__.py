@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...kernels.interfaces import CpuNetwork, FastPath, GpuNetwork
+from ...kernels.interfaces import FastPath, Network
 from ..heads import EquivariantScalarHead, ScalarHead
 from .model import EquivariantTransformer, GraphNetwork, Transformer
 
@@ -50,7 +50,7 @@ class MessagePath(FastPath):
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
-    ) -> GpuNetwork:
+    ) -> Network:
         from . import gpu as network
 
         networks: dict[type[nn.Module], Any] = {
@@ -60,5 +60,5 @@ class MessagePath(FastPath):
         }
         return networks[type(representation)](representation, head, energy_scale, device)
 
-    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         raise NotImplementedError("see unsupported_reason")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...core.triton_launch import FUSED_ARITHMETIC
-from ...kernels.interfaces import Atoms, Edges, GpuNetwork
+from ...kernels.interfaces import Atoms, Edges, Network
 from ...potential.graph import Features
 from ..heads import EquivariantScalarHead
 from ..tensornet.weights import Filters, FilterTable, fit_tables
@@ -50,7 +50,7 @@ class Buffers:
     """Static memory of a network for N atoms and C edges.
 
     Attributes:
-        energy [N], forces [N, 3], virial [N, 9]: results, see `GpuBuffers`.
+        energy [N], forces [N, 3], virial [N, 9]: results, see `Buffers`.
         knot [C] int32, offset [C], unit [C, 3], inverse [C]: of each edge, see `place_kernel`.
         pull [slices, N, 3], virials [slices, N, 9]: what the backward kernels add to.
     """
@@ -178,7 +178,7 @@ class _Apply(torch.autograd.Function):
 _SMALL = 512  # atoms; below, a group of heads for each program, so that the device is filled
 
 
-class _Network(GpuNetwork):
+class _Network(Network):
     """A representation with its head.
 
     Args:

@@ -10,10 +10,9 @@ from torch import nn
 
 from ...kernels.interfaces import (
     ChargeNetwork,
-    CpuChargeNetwork,
     CpuNetwork,
     FastPath,
-    GpuNetwork,
+    Network,
     PairBatch,
     PairNetwork,
     PathWithHeads,
@@ -73,12 +72,12 @@ class TensorNetHeads(PathWithHeads):
             return f"there are no fused kernels for the head {type(head).__name__}"
         return _unsupported_scalar_network(head)
 
-    def with_charges(self, network: GpuNetwork, head: nn.Module) -> ChargeNetwork:
+    def with_charges(self, network: Network, head: nn.Module) -> ChargeNetwork:
         from .gpu import ChargedTensorNet
 
         return ChargedTensorNet(network, head)  # type: ignore[arg-type]
 
-    def cpu_with_charges(self, network: CpuNetwork, head: nn.Module) -> CpuChargeNetwork:
+    def cpu_with_charges(self, network: Network, head: nn.Module) -> CpuNetwork:
         network.add_charges(head)  # type: ignore[attr-defined]
         return network  # type: ignore[return-value]
 
@@ -99,14 +98,14 @@ class TensorNetPath(TensorNetHeads):
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
-    ) -> GpuNetwork:
+    ) -> Network:
         from .gpu import FusedTensorNet
         from .weights import FrozenTensorNet
 
         weights = FrozenTensorNet(representation, head, energy_scale, device, precision == "mixed")
         return FusedTensorNet(weights, precision=PRODUCTS[precision])
 
-    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         from .cpu import CpuTensorNet
         from .weights import FrozenTensorNet
 

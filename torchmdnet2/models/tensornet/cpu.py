@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...core.exchange import Exchange
-from ...kernels.compiling_cpu import kernel, kernel_family, run_on_threads
-from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
-from ...kernels.thread_tuner import ThreadChoice, amount_of_work
+from ...kernels.compiling_cpu import compiled, kernel, kernel_family
+from ...kernels.interfaces import Array, Atoms, CpuBuffers, CpuNetwork, Edges
+from ...kernels.thread_tuner import amount_of_work
 from .numba_kernels import (
     ONE,
     ROWS,
@@ -56,13 +55,13 @@ from .numba_kernels import (
 )
 from .weights import FrozenTensorNet
 
-__all__ = ["BufferPool", "CpuBuffers", "CpuTensorNet", "Edges", "Kernels", "forces", "kernels"]
+__all__ = ["BufferPool", "CpuTensorNet", "Fields", "Kernels", "Rows", "forces", "kernels"]
 
 
 Shape = tuple[int, ...]
 
 
-class CpuBuffers:
+class Fields:
     """Arrays for a number of rows and edges, with any contents; lists have one array for each layer."""
 
     z: Array
@@ -91,9 +90,9 @@ class CpuBuffers:
 
 
 class BufferPool:
-    """Buffers for the run at hand, in memory that grows when more is needed, and is used again otherwise."""
+    """Arrays for the run at hand, in memory that grows when more is needed, and is used again otherwise."""
 
-    buffers: type[CpuBuffers] = CpuBuffers
+    fields: type[Fields] = Fields
     integers = frozenset(("z", "knot"))
     doubles: frozenset[str] = frozenset()
     listed = frozenset(("x", "inverse", "y", "m", "d", "dm"))
@@ -101,10 +100,10 @@ class BufferPool:
     def __init__(self, channels: int, layers: int, heads: int):
         self.channels, self.layers, self.heads = channels, layers, heads
         self._memory: dict[str, Array] = {}
-        self._rows, self._edges, self._current = (-1, -1), -1, self.buffers()
+        self._rows, self._edges, self._current = (-1, -1), -1, self.fields()
 
-    def __call__(self, rows: int, edges: int, ghosts: int = 0) -> CpuBuffers:
-        """Return buffers for so many rows and edges; z, y and dm also have rows of ghosts."""
+    def __call__(self, rows: int, edges: int, ghosts: int = 0) -> Fields:
+        """Return arrays for so many rows and edges; z, y and dm also have rows of ghosts."""
         if (rows, ghosts) != self._rows or edges > self._edges:
             self._rows, self._edges = (rows, ghosts), edges + edges // 8
             self._current = self._allocate(rows, self._edges, ghosts)
@@ -128,8 +127,8 @@ class BufferPool:
             **dict.fromkeys(("y", "dm"), (layers, rows + ghosts, 9 * f)),
         }
 
-    def _allocate(self, rows: int, edges: int, ghosts: int) -> CpuBuffers:
-        buffers = self.buffers()
+    def _allocate(self, rows: int, edges: int, ghosts: int) -> Fields:
+        fields = self.fields()
         for name, shape in self._shapes(rows, edges, ghosts).items():
             size = math.prod(shape)
             memory = self._memory.get(name)
@@ -138,8 +137,8 @@ class BufferPool:
                 memory = np.empty(size, wide if name in self.integers | self.doubles else np.float32)
                 self._memory[name] = memory
             array = memory[:size].reshape(shape)
-            setattr(buffers, name, list(array) if name in self.listed else array)
-        return buffers
+            setattr(fields, name, list(array) if name in self.listed else array)
+        return fields
 
 
 # --- TensorNet energy, forces and charges on the CPU: numba kernels over CSR rows, forward and backward ---
@@ -147,7 +146,7 @@ class BufferPool:
 # The counterpart of gpu.py: same prepared weights, same equations, in fewer and larger kernels, without autograd.
 
 
-class Edges(NamedTuple):
+class Rows(NamedTuple):
     """First arguments of kernels that read edges: N, row_ptr [N + 1], sender [≥ E]."""
 
     num_atoms: int
@@ -155,8 +154,8 @@ class Edges(NamedTuple):
     sender: Array
 
 
-class CpuTensorNet(CpuChargeNetwork):
-    """Runs a frozen TensorNet over CSR rows on the CPU, on one thread or on as many as PyTorch uses. Thread-safe.
+class CpuTensorNet(CpuNetwork):
+    """Runs a frozen TensorNet over CSR rows on the CPU. Not locked: the arrays are those of all steps.
 
     Args:
         weights: the prepared model, on the CPU.
@@ -191,7 +190,6 @@ class CpuTensorNet(CpuChargeNetwork):
         self.has_linear, self.linear = w.linear is not None, (none if w.linear is None else w.linear).numpy()
         self.has_charges = False
         self._set_heads([w.readout[2:]])
-        self._threads = ThreadChoice()
 
     def add_charges(self, head: nn.Module) -> None:
         """Take a head of charges (models/heads.py), instead of those that the network itself may have."""
@@ -214,53 +212,29 @@ class CpuTensorNet(CpuChargeNetwork):
         """Return the factor of the interaction products."""
         return 1 + 0.1 * charge
 
-    def run(
-        self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True, read: ReadCharges | None = None
-    ) -> CpuOutputs:  # fmt: skip
-        num_atoms = len(atoms.z)
+    def work(self, atoms: Atoms, edges: Edges) -> tuple[int, int]:
+        n = atoms.num_rows
+        return amount_of_work(len(atoms.z), int(edges.row_ptr[-1]), self.channels, self.num_layers), -(-n // ROWS)
 
-        def run() -> CpuOutputs:
-            return self._run(atoms, rows, with_forces, read)
+    def predict(self, buffers: CpuBuffers, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        rows, r = buffers.state = self._begin(atoms, edges)
+        buffers.energy, buffers.charges = self._forward(rows, r, atoms)
+        buffers.features = self._features(r, rows.num_atoms)
 
-        return run_on_threads(run, self._threads, self._work(atoms, rows), -(-num_atoms // ROWS), with_forces)
+    def differentiate(
+        self, buffers: CpuBuffers, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool,
+        charge_slope: Array | None,
+    ) -> None:  # fmt: skip
+        rows, r = buffers.state
+        self._backward(rows, r, atoms, charge_slope)
+        self._add_up(buffers, rows, r, atoms, edges)
 
-    def _work(self, atoms: CpuAtoms, rows: CpuRows) -> int:
-        return amount_of_work(len(atoms.z), int(rows.row_ptr[-1]), self.channels, self.num_layers)
-
-    def run_domain(
-        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Exchange
-    ) -> tuple[Array, Array]:
-        n = len(row_ptr) - 1
-        # heads of charges are not read, since charges need whole structures
-        atoms = CpuAtoms(z, charge_input, np.zeros(n, np.int64), np.zeros(1))
-        rows = CpuRows(row_ptr, sender, vectors, math.inf)
-
-        def run() -> tuple[Array, Array]:
-            edges, r = self._begin(atoms, rows, exchange)
-            energy, _charges = self._forward(edges, r, atoms, exchange)
-            self._backward(edges, r, atoms, None, exchange)
-            return energy, r.gradient
-
-        return run_on_threads(run, self._threads, self._work(atoms, rows), max(1, -(-n // ROWS)), True)
-
-    def _run(self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool, read: ReadCharges | None) -> CpuOutputs:
-        edges, r = self._begin(atoms, rows)
-        energy, charges = self._forward(edges, r, atoms)
-        slope = read(charges) if read is not None and charges is not None else None
-        features = self._features(r, edges.num_atoms)
-        if not with_forces:
-            return CpuOutputs(energy, None, None, charges, features)
-        self._backward(edges, r, atoms, slope)
-        return CpuOutputs(energy, *self._forces(edges, rows, r), charges, features)
-
-    def _forward(
-        self, edges: Edges, r: CpuBuffers, atoms: CpuAtoms, exchange: Exchange | None = None
-    ) -> tuple[Array, Array | None]:
+    def _forward(self, edges: Rows, r: Fields, atoms: Atoms) -> tuple[Array, Array | None]:
         """Return energies, and the charges of a head."""
         n, layers = edges.num_atoms, self.num_layers
         r.q[:n] = atoms.charge_input
         for i in range(layers):
-            _send(exchange, r.y[i], n)
+            self._send(atoms, r.y[i])
             after = min(i + 1, layers - 1)
             self.kernels.interaction(
                 chunks(r), *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_out[i][0],
@@ -269,14 +243,12 @@ class CpuTensorNet(CpuChargeNetwork):
             )  # fmt: skip
         return self._read_out(r)[:n, 0] + self._linear_energies(r, n), self._charges_of_head(r, atoms)
 
-    def _backward(
-        self, edges: Edges, r: CpuBuffers, atoms: CpuAtoms, charge_slope: Array | None, exchange: Exchange | None = None
-    ) -> None:
-        """Fill `gradient` of the buffers."""
+    def _backward(self, edges: Rows, r: Fields, atoms: Atoms, charge_slope: Array | None) -> None:
+        """Fill `gradient` of the arrays."""
         self._read_out_backward(r, atoms, charge_slope, True)
         r.slope[: int(edges.row_ptr[-1])] = 0
         for i in reversed(range(self.num_layers)):
-            _send(exchange, r.dm[i], edges.num_atoms)
+            self._send(atoms, r.dm[i])
             before = max(i - 1, 0)
             self.kernels.message_backward(
                 chunks(r), *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_in[i][1],
@@ -287,13 +259,13 @@ class CpuTensorNet(CpuChargeNetwork):
 
     # --- parts that models with other messages share -----------------------------------------------------------------
 
-    def _begin(self, atoms: CpuAtoms, rows: CpuRows, exchange: Exchange | None = None) -> tuple[Edges, Any]:
-        """Compute the embedding; return the buffers of its results. Rows of ghosts follow the padded ones."""
+    def _begin(self, atoms: Atoms, rows: Edges) -> tuple[Rows, Any]:
+        """Compute the embedding; return the arrays of its results. Rows of ghosts follow the padded ones."""
         n, z, sender = len(rows.row_ptr) - 1, atoms.z, rows.sender
         padded = -(-n // ROWS) * ROWS
         r = self._pool(padded, int(rows.row_ptr[-1]), len(z) - n)
         r.z[:n], r.z[n:padded], r.z[padded:], r.q[:] = z[:n], 0, z[n:], 1
-        if exchange is not None:
+        if atoms.exchange is not None:
             sender = np.where(sender < n, sender, sender + (padded - n))
         self.kernels.embedding(
             chunks(r), n, rows.row_ptr, sender, rows.vectors, r.z, self.knots, self.decay, self.scale,
@@ -301,14 +273,14 @@ class CpuTensorNet(CpuChargeNetwork):
             *self.gate, self.embedding_mix[0], self.mix_in[0][0], r.knot, r.offset, r.unit, r.length, r.x0, r.hidden,
             r.gate, r.mixed, r.x[0], r.inverse[0], r.y[0],
         )  # fmt: skip
-        return Edges(n, rows.row_ptr, sender), r
+        return Rows(n, rows.row_ptr, sender), r
 
-    def _read_out(self, r: CpuBuffers) -> Array:
+    def _read_out(self, r: Fields) -> Array:
         """Return what the heads give, [N, K]."""
         self.kernels.readout(chunks(r), *self.out_norm, *self.readout, *self.heads, r.x[-1], r.readout, r.out)
         return r.out
 
-    def _linear_energies(self, r: CpuBuffers, num_atoms: int) -> Array | np.float32:
+    def _linear_energies(self, r: Fields, num_atoms: int) -> Array | np.float32:
         """Return energies [N] of the isotropic parts of X; x has X/(‖X‖²+1), and X itself after the last layer."""
         if not self.has_linear:
             return np.float32(0)
@@ -316,12 +288,12 @@ class CpuTensorNet(CpuChargeNetwork):
         parts[:-1] = [part / inverse[:num_atoms] for part, inverse in zip(parts[:-1], r.inverse, strict=False)]
         return sum((part * weight).sum(1) for part, weight in zip(parts, self.linear, strict=True))
 
-    def _features(self, r: CpuBuffers, num_atoms: int) -> Array | None:
+    def _features(self, r: Fields, num_atoms: int) -> Array | None:
         return (
             torch.nn.functional.silu(torch.from_numpy(r.readout[:num_atoms])).numpy() if self.keeps_features else None
         )
 
-    def _read_out_backward(self, r: CpuBuffers, atoms: CpuAtoms, charge_slope: Array | None, descends: bool) -> None:
+    def _read_out_backward(self, r: Fields, atoms: Atoms, charge_slope: Array | None, descends: bool) -> None:
         n = len(atoms.batch)
         r.out_slope[:, 0], r.out_slope[:, 1:] = 1, 0
         if charge_slope is not None and self.has_charges:
@@ -333,7 +305,7 @@ class CpuTensorNet(CpuChargeNetwork):
             r.dm[-1], r.dy,
         )  # fmt: skip
 
-    def _charges_of_head(self, r: CpuBuffers, atoms: CpuAtoms) -> Array | None:
+    def _charges_of_head(self, r: Fields, atoms: Atoms) -> Array | None:
         """Return charges that sum to the total charge of each structure."""
         if not self.has_charges:
             return None
@@ -341,7 +313,7 @@ class CpuTensorNet(CpuChargeNetwork):
         size = np.bincount(atoms.batch, minlength=len(atoms.total_charge))
         return charges + (atoms.total_charge / np.maximum(size, 1) - _mean(charges, atoms))[atoms.batch]
 
-    def _embedding_backward(self, edges: Edges, r: CpuBuffers) -> None:
+    def _embedding_backward(self, edges: Rows, r: Fields) -> None:
         """Compute dE/dvec of the edges, from the gradient of the embedding and the slopes of the messages."""
         self.kernels.embedding_backward(
             chunks(r), *edges, r.z, r.knot, r.offset, r.unit, r.length, self.embedding_table, self.z_receiver,
@@ -349,27 +321,28 @@ class CpuTensorNet(CpuChargeNetwork):
             r.hidden, r.gate, r.mixed, r.g, r.slope, r.gradient,
         )  # fmt: skip
 
-    def _forces(self, edges: Edges, rows: CpuRows, r: CpuBuffers) -> tuple[Array, Array]:
-        """Return forces and virials."""
-        n, row_ptr, sender = edges
-        force, virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)
-        forces(n, row_ptr, sender, rows.vectors, r.gradient, force, virial)
-        return force, virial
+    def _send(self, atoms: Atoms, field: Array) -> None:
+        """Fill the rows of ghosts, which are the last ones."""
+        if atoms.exchange is not None:
+            atoms.send(field, len(field) - atoms.exchange.num_ghosts)
+
+    def _add_up(self, buffers: CpuBuffers, rows: Rows, r: Fields, atoms: Atoms, edges: Edges) -> None:
+        """Sum up forces and virials."""
+        n, row_ptr, sender = rows
+        if atoms.exchange is None:
+            buffers.forces, buffers.virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)
+            forces(n, row_ptr, sender, edges.vectors, r.gradient, buffers.forces, buffers.virial)
+            return
+        buffers.forces, buffers.virial = np.zeros((len(atoms.z), 3)), np.zeros((n, 9))
+        forces_with_ghosts(row_ptr, edges.sender, edges.vectors, r.gradient, buffers.forces, buffers.virial)
 
 
-def chunks(r: CpuBuffers) -> int:
+def chunks(r: Fields) -> int:
     """Return how many times ROWS atoms there are."""
     return len(r.q) // ROWS
 
 
-def _send(exchange: Exchange | None, field: Array, num_local: int) -> None:
-    """Fill the rows of ghosts, which are the last ones."""
-    if exchange is not None:
-        ghosts = exchange.forward(torch.from_numpy(field[:num_local])).numpy()
-        field[len(field) - len(ghosts) :] = ghosts
-
-
-def _mean(values: Array, atoms: CpuAtoms) -> Array:
+def _mean(values: Array, atoms: Atoms) -> Array:
     """Return the mean over each structure, [B]."""
     size = np.bincount(atoms.batch, minlength=len(atoms.total_charge))
     return np.bincount(atoms.batch, values, len(size)) / np.maximum(size, 1)
@@ -625,3 +598,17 @@ def forces(begin, stop, row_ptr, sender, vec, gradient, force, virial):
     """Forces [N, 3] and row virials [N, 9] from dE/dvec of the directed edges [E, 3]."""
     for i in range(begin, stop):
         row_force(i, row_ptr, sender, vec, gradient, force[i], virial[i])
+
+
+@compiled(error_model="numpy")
+def forces_with_ghosts(row_ptr, sender, vectors, gradient, force, virial):
+    """Add forces [M, 3] and row virials [n, 9] of dE/dvec [E, 3]. Ghosts come after the local atoms, without rows."""
+    for i in range(len(row_ptr) - 1):
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j = sender[e]
+            for a in range(3):
+                g = gradient[e, a]
+                force[i, a] += g
+                force[j, a] -= g
+                for b in range(3):
+                    virial[i, 3 * b + a] += vectors[e, b] * g

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...kernels.interfaces import CpuNetwork, GpuNetwork, PairBatch, PairNetwork
+from ...kernels.interfaces import Network, PairBatch, PairNetwork
 from ..tensornet import PRODUCTS, TensorNetHeads, unsupported_tensornet
 from .model import TensorNet2
 
@@ -31,13 +31,13 @@ class TensorNet2Path(TensorNetHeads):
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
-    ) -> GpuNetwork:
+    ) -> Network:
         from .gpu import FusedTensorNet2
         from .weights import FrozenTensorNet2
 
         return FusedTensorNet2(FrozenTensorNet2(representation, head, energy_scale, device), PRODUCTS[precision])
 
-    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         from .cpu import CpuTensorNet2, Float32TensorNet2
 
         return CpuTensorNet2(Float32TensorNet2(representation, head, energy_scale, "cpu"))

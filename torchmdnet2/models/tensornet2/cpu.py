@@ -23,8 +23,8 @@ import numpy as np
 from torch import Tensor
 
 from ...kernels.compiling_cpu import compiled, kernel, kernel_family
-from ...kernels.interfaces import Array, CpuAtoms, CpuOutputs, CpuRows, ReadCharges
-from ..tensornet.cpu import BufferPool, CpuBuffers, CpuTensorNet, Shape, chunks
+from ...kernels.interfaces import Array, Atoms, CpuBuffers, Edges
+from ..tensornet.cpu import BufferPool, CpuTensorNet, Fields, Shape, chunks
 from ..tensornet.numba_kernels import (
     LANES,
     ONE,
@@ -105,36 +105,43 @@ class CpuTensorNet2(CpuTensorNet):
         """Return the total charge itself, which acts through the predicted charges alone."""
         return charge
 
-    def _work(self, atoms: CpuAtoms, rows: CpuRows) -> int:
+    def work(self, atoms: Atoms, edges: Edges) -> tuple[int, int]:
         # twice the filters' 16 F² operations, of which a unit is about 2 F
-        return super()._work(atoms, rows) + 16 * self.channels**2 * int(rows.row_ptr[-1]) * self.num_layers // 100
+        filters = 16 * self.channels**2 * int(edges.row_ptr[-1]) * self.num_layers // 100
+        work, most = super().work(atoms, edges)
+        return work + filters, most
 
-    def _run(self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool, read: ReadCharges | None) -> CpuOutputs:
+    def predict(self, buffers: CpuBuffers, shapes: Any, atoms: Atoms, edges: Edges) -> None:
         layers, k = self.num_layers, self.own
-        edges, r = self._begin(atoms, rows)
-        n, found = edges.num_atoms, int(rows.row_ptr[-1])
+        rows, r = self._begin(atoms, edges)
+        n = rows.num_atoms
         r.charges[n:], r.gradient_of_charges[n:] = 0, 0
-        prepare_edges(n, *edges[1:], rows.vectors, self.cutoff, r.receiver, r.reverse, r.envelope, r.envelope_slope)
+        prepare_edges(n, *rows[1:], edges.vectors, self.cutoff, r.receiver, r.reverse, r.envelope, r.envelope_slope)
         structures = [np.empty((2, len(atoms.total_charge), self.charge_channels)) for _ in range(layers + 1)]
         charges = self._predict(r, atoms, structures, 0)
         for i in range(layers):
             after = min(i + 1, layers - 1)
             charge_rows(len(r.charges), r.charges, self.filters[i].charges, r.by_charge[i])
             k.interaction(
-                chunks(r), *edges, r.receiver, r.reverse, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q,
-                self.mix_out[i][0], self.mix_in[after][0], i + 1 == layers, with_forces and r.kept[i] > 0,
+                chunks(r), *rows, r.receiver, r.reverse, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q,
+                self.mix_out[i][0], self.mix_in[after][0], i + 1 == layers, buffers.with_forces and r.kept[i] > 0,
                 r.x[i], r.y[i], r.m[i], r.d[i], r.x[i + 1], r.inverse[i + 1], r.y[after], r.kept2[i], r.kept3[i],
             )  # fmt: skip
             charges = self._predict(r, atoms, structures, i + 1)
-        energy = self._read_out(r)[:n, 0].copy()
-        of_head, features = self._charges_of_head(r, atoms), self._features(r, n)
-        if of_head is not None:
-            charges = of_head
-        slope = None if read is None else read(charges)
-        if not with_forces:
-            return CpuOutputs(energy, None, None, charges, features)
+        buffers.energy = self._read_out(r)[:n, 0].copy()
+        of_head, buffers.features = self._charges_of_head(r, atoms), self._features(r, n)
+        buffers.charges = charges if of_head is None else of_head
+        buffers.state = rows, r, structures
+
+    def differentiate(
+        self, buffers: CpuBuffers, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool,
+        charge_slope: Array | None,
+    ) -> None:  # fmt: skip
+        layers, k, slope = self.num_layers, self.own, charge_slope
+        rows, r, structures = buffers.state
+        n, found = rows.num_atoms, int(edges.row_ptr[-1])
         self._read_out_backward(r, atoms, slope, False)
-        if of_head is not None:
+        if self.has_charges:
             slope = None  # which has gone into the features
         r.slope[:found] = 0
         if slope is not None:
@@ -144,23 +151,23 @@ class CpuTensorNet2(CpuTensorNet):
             self._update_backward(r, i + 1, slope is not None or i + 1 < layers)
             f = self.filters[i]
             k.message_backward(
-                chunks(r), *edges, r.receiver, r.envelope, r.envelope_slope, r.knot, r.offset,
+                chunks(r), *rows, r.receiver, r.envelope, r.envelope_slope, r.knot, r.offset,
                 *self._filters(r, i), f.second_t, f.third_t, f.charges_t, self.mix_in[i][1], r.kept[i] > 0,
                 r.kept2[i], r.kept3[i], r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy, r.slope, r.g, r.own_slope,
                 r.pair_slope,
             )  # fmt: skip
-            gather_slopes(n, rows.row_ptr, r.reverse, r.own_slope, r.pair_slope, r.charge_slope)
+            gather_slopes(n, edges.row_ptr, r.reverse, r.own_slope, r.pair_slope, r.charge_slope)
             self._charge_gradient(r, atoms, structures, i)
         self._update_backward(r, 0, True)
-        self._embedding_backward(edges, r)
-        return CpuOutputs(energy, *self._forces(edges, rows, r), charges, features)
+        self._embedding_backward(rows, r)
+        self._add_up(buffers, rows, r, atoms, edges)
 
     def _filters(self, r: Any, layer: int) -> tuple[Array, ...]:
         f = self.filters[layer]
         table, own = self.layer_tables[layer], self.layer_self[layer]
         return table, own, r.by_charge[layer], f.second, f.second_bias, f.third, f.third_bias
 
-    def _predict(self, r: Any, atoms: CpuAtoms, structures: list[Array], stage: int) -> Array:
+    def _predict(self, r: Any, atoms: Atoms, structures: list[Array], stage: int) -> Array:
         """Compute charges of a stage into r.charges; return their means over the channels."""
         net = self.charge_networks[stage]
         self.own.predict(
@@ -174,7 +181,7 @@ class CpuTensorNet2(CpuTensorNet):
             r.charges,
         )  # fmt: skip
 
-    def _charge_gradient(self, r: Any, atoms: CpuAtoms, structures: list[Array], stage: int) -> None:
+    def _charge_gradient(self, r: Any, atoms: Atoms, structures: list[Array], stage: int) -> None:
         """Compute the gradient of what the charges of a stage are made of, from r.charge_slope."""
         weight, missing = structures[stage]
         equilibrate_adjoint(
@@ -196,8 +203,8 @@ def _arrays(weights: Any) -> Any:
     return type(weights)(*(panels(t.numpy()) if t.dim() > 1 else t.numpy() for t in weights))
 
 
-class _CpuBuffers(CpuBuffers):
-    """Buffers of TensorNet, of the stages of charges, 0 … L, and of the filters of each layer.
+class _Fields(Fields):
+    """Arrays of TensorNet, of the stages of charges, 0 … L, and of the filters of each layer.
 
     Attributes:
         kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer are large enough for all edges. They hold
@@ -223,7 +230,7 @@ class _CpuBuffers(CpuBuffers):
 
 
 class _BufferPool(BufferPool):
-    buffers = _CpuBuffers
+    fields = _Fields
     integers = BufferPool.integers | {"receiver", "reverse"}
     doubles = frozenset(("charge_slope",))
     listed = BufferPool.listed | {"in_hidden", "out_hidden", "predicted", "by_charge"}
@@ -245,15 +252,15 @@ class _BufferPool(BufferPool):
             "by_charge": (layers, rows, 2 * f),
         }
 
-    def _allocate(self, rows: int, edges: int, ghosts: int) -> CpuBuffers:
-        buffers: Any = super()._allocate(rows, edges, ghosts)
+    def _allocate(self, rows: int, edges: int, ghosts: int) -> Fields:
+        fields: Any = super()._allocate(rows, edges, ghosts)
         f = self.channels
         fit = min(self.layers, _MOST_KEPT // max(5 * f * edges, 1))
-        buffers.kept = np.arange(self.layers) < fit
-        sizes = [edges if kept else 0 for kept in buffers.kept]
-        buffers.kept2 = [np.empty((size, 2 * f), np.float32) for size in sizes]
-        buffers.kept3 = [np.empty((size, 3 * f), np.float32) for size in sizes]
-        return buffers
+        fields.kept = np.arange(self.layers) < fit
+        sizes = [edges if kept else 0 for kept in fields.kept]
+        fields.kept2 = [np.empty((size, 2 * f), np.float32) for size in sizes]
+        fields.kept3 = [np.empty((size, 3 * f), np.float32) for size in sizes]
+        return fields
 
 
 _SOFTENING = 1e-6

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...kernels.interfaces import CpuTerm, GpuTerm
+from ...kernels.interfaces import Term
 from ..pair_kernels import PairPriorPath
 from .coulomb import Coulomb
 
@@ -20,14 +20,14 @@ class CoulombPath(PairPriorPath):
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return "" if _on_mesh(prior) else super().unsupported_reason(prior, device)
 
-    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
+    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> Term:
         if not _on_mesh(prior):
             return super().gpu(prior, device, elements)
         from .gpu import ParticleMeshTerm
 
         return ParticleMeshTerm(prior, device)  # type: ignore[arg-type]
 
-    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> CpuTerm:
+    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> Term:
         if not _on_mesh(prior):
             return super().cpu(prior, elements)
         from .cpu import CpuParticleMeshTerm

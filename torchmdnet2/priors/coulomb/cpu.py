@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...kernels.compiling_cpu import kernel
-from ...kernels.interfaces import Array, CpuRows, CpuSums, CpuTerm, CpuTermOf
+from ...kernels.interfaces import Array, Atoms, Edges, Term, TermLaunch, TermSums
 from ...system import System
 from ...units import COULOMB
 from ..pair_kernels.cpu import KERNELS, inline, limit, members_of_structures
@@ -26,70 +26,74 @@ from .ewald import mesh_sizes, order_and_spacing, require_all_or_none, spline_mo
 __all__ = ["CpuParticleMeshTerm"]
 
 
-class CpuParticleMeshTerm(CpuTerm):
+class _Held:
+    """What the term holds of a composition: fixed charges [N] or None, which atoms are in cells [N], the meshes, and
+    the pairs of molecules (`members_of_structures`)."""
+
+    charges: Array | None
+    in_cells: Array
+    meshes: list[_Mesh]
+    of_molecules: tuple[Array, Array, Array]
+    key: Array
+    table: Array
+    unused: Array
+
+
+class CpuParticleMeshTerm(Term):
     """Coulomb energy with the method "pme".
 
     Args:
         prior: a prior with the method "pme".
     """
 
-    cost, uses_cell = 20, True
+    cost = 20
 
     def __init__(self, prior: Coulomb):
         self.prior, self.cutoff, self.uses_charges = prior, prior.energy.cutoff, prior.uses_charges
-
-    def prepare(self, system: System) -> CpuParticleMeshTermOf:
-        return CpuParticleMeshTermOf(self.prior, system)
-
-
-class CpuParticleMeshTermOf(CpuTermOf):
-    """The term for structures whose positions and cell alone change.
-
-    Raises:
-        ValueError: a structure is periodic in some directions only.
-    """
-
-    def __init__(self, prior: Coulomb, system: System):
-        periodic = require_all_or_none(system)
-        n, batch = system.num_atoms, system.batch.numpy()
-        self._charges = None if prior.uses_charges else prior.fixed_charges(system).numpy().copy()
         self._short, self._molecules = ewald_parameters(prior)
-        self._in_cells = periodic.numpy()[batch].astype(np.float64)
+
+    def allocate(self, num_atoms: int) -> _Held:
+        return _Held()
+
+    def set_composition(self, buffers: _Held, system: System) -> None:
+        """Take over a composition. Raises ValueError where a structure is periodic in some directions only."""
+        periodic, prior = require_all_or_none(system), self.prior
+        n, batch = system.num_atoms, system.batch.numpy()
+        buffers.charges = None if prior.uses_charges else prior.fixed_charges(system).numpy().copy()
+        buffers.in_cells = periodic.numpy()[batch].astype(np.float64)
         alpha, (order, spacing) = prior.energy.alpha, order_and_spacing(prior.energy.accuracy, prior.energy.alpha)
         numbers = periodic.nonzero()[:, 0].tolist()
-        self._meshes = [_Mesh(b, np.flatnonzero(batch == b), alpha, order, spacing) for b in numbers]
-        self._meshes = [mesh for mesh in self._meshes if len(mesh.atoms)]
+        meshes = [_Mesh(b, np.flatnonzero(batch == b), alpha, order, spacing) for b in numbers]
+        buffers.meshes = [mesh for mesh in meshes if len(mesh.atoms)]
         # pairs of molecules: those of an atom in a cell are an empty range
         first, last, members = members_of_structures(system)
-        self._of_molecules = first, np.where(self._in_cells > 0, first, last), members
-        self._key, self._table, self._unused = np.arange(n), np.zeros((n, 3)), np.zeros(n)
+        buffers.of_molecules = first, np.where(buffers.in_cells > 0, first, last), members
+        buffers.key, buffers.table, buffers.unused = np.arange(n), np.zeros((n, 3)), np.zeros(n)
 
-    def add(
-        self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None, cell: Array | None = None
-    ) -> None:
-        assert rows is not None and cell is not None
-        pos = np.asarray(pos, np.float64)
-        q = charges if self._charges is None else self._charges
-        assert q is not None
-        slope = sums.charge_slope if self._charges is None else self._unused
+    def run(self, buffers: _Held, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
+        assert edges is not None
+        pos, n = np.asarray(atoms.pos, np.float64), atoms.num_rows
+        q = atoms.charges if buffers.charges is None else buffers.charges
+        slope = sums.charge_slope if buffers.charges is None else buffers.unused
         last = sums.energy, sums.forces, sums.virial, slope
-        self._table[:, 0] = q * self._in_cells
+        key, table = buffers.key, buffers.table
+        table[:, 0] = q * buffers.in_cells
         short, (lower, inverse) = self._short, self._short.constants[:2]
         # without value and slope at the cutoff a shifted force is (erfc(α d) − 1 + f(d))/d
         constants = lower, inverse, short.constants[2], 0.0, 0.0, short.cutoff
         KERNELS["shifted_force"](
-            len(pos), rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, short.strength,
-            limit(rows, short.cutoff), constants, short.mode, *last,
+            n, edges.row_ptr, edges.sender, edges.vectors, key, table, short.strength, limit(edges, short.cutoff),
+            constants, short.mode, *last,
         )  # fmt: skip
-        if not self._in_cells.all():
-            self._table[:, 0] = q
+        if not buffers.in_cells.all():
+            table[:, 0] = q
             all_pairs = self._molecules
             KERNELS["all_pairs"](
-                len(pos), *self._of_molecules, pos, self._key, self._table, all_pairs.strength, all_pairs.constants,
-                all_pairs.mode, *last,
+                n, *buffers.of_molecules, pos, key, table, all_pairs.strength, all_pairs.constants, all_pairs.mode,
+                *last,
             )  # fmt: skip
-        for mesh in self._meshes:
-            mesh.add(pos, np.asarray(cell[mesh.b], np.float64), q, *last)
+        for mesh in buffers.meshes:
+            mesh.add(pos, np.asarray(atoms.cell[mesh.b], np.float64), q, *last)
 
 
 class _Mesh:
@@ -120,7 +124,7 @@ class _Mesh:
 
         Args:
             pos: [N, 3] Å, cell: [3, 3] Å, float64; q: [N] e.
-            energy, forces, virial, slope: as `CpuSums`.
+            energy, forces, virial, slope: as `TermSums`.
         """
         self._resize(cell)
         n, sizes, inverse, alpha = len(self.atoms), self._sizes, np.linalg.inv(cell), self._alpha

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...kernels.interfaces import CpuTerm, GpuTerm, PriorPath
+from ...kernels.interfaces import PriorPath, Term
 from .parameters import unsupported_reason
 
 __all__ = ["PairPriorPath"]
@@ -19,12 +19,12 @@ class PairPriorPath(PriorPath):
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return unsupported_reason(prior)  # type: ignore[arg-type]
 
-    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
+    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> Term:
         from .gpu import make_term
 
         return make_term(prior, elements, device)  # type: ignore[arg-type]
 
-    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> CpuTerm:
+    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> Term:
         from .cpu import make_cpu_term
 
         return make_cpu_term(prior, elements)  # type: ignore[arg-type]

@@ -12,13 +12,11 @@ import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import torch
 from numba import njit
 from torch import Tensor
 
-from ...core.exchange import Exchange
 from ...kernels.compiling_cpu import INNER, kernel
-from ...kernels.interfaces import Array, CpuRows, CpuSums, CpuTerm, CpuTermOf
+from ...kernels.interfaces import Array, Atoms, Edges, Term, TermLaunch, TermSums
 from ...neighbors.pairs import require_molecules
 from ...potential.prior import Prior
 from ...system import System
@@ -64,107 +62,117 @@ def make_cpu_term(prior: Prior, elements: Iterable[int]) -> CpuPairTerm | CpuD3T
     return CpuD3Term(parameters) if isinstance(parameters, D3Parameters) else CpuPairTerm(parameters)
 
 
-class CpuPairTerm(CpuTerm):
+class _Pairs:
+    """What `CpuPairTerm` holds of a composition.
+
+    Attributes:
+        key: [N] rows of `table`; table: [K, 3] numbers of elements or atoms.
+        all: of `members_of_structures` where all pairs are summed, else None.
+        unused: [N], a slope that nobody reads.
+    """
+
+    key: Array
+    table: Array
+    all: tuple[Array, Array, Array] | None
+    unused: Array
+
+
+class CpuPairTerm(Term):
     """A sum over pairs of one function of the distance."""
 
     def __init__(self, parameters: PairParameters):
         self.parameters = parameters
         self.cutoff, self.uses_charges = parameters.cutoff, parameters.source == "predicted"
+        self._constants = tuple(c.numpy() if isinstance(c, Tensor) else c for c in parameters.constants)
 
-    def prepare(self, system: System) -> CpuPairTermOf:
-        return CpuPairTermOf(self.parameters, system)
+    def allocate(self, num_atoms: int) -> _Pairs:
+        return _Pairs()
 
-
-class CpuPairTermOf(CpuTermOf):
-    """A term for structures whose positions and cell alone change."""
-
-    def __init__(self, parameters: PairParameters, system: System):
-        self._parameters, n = parameters, system.num_atoms
+    def set_composition(self, buffers: _Pairs, system: System) -> None:
+        parameters, n = self.parameters, system.num_atoms
         by_element = parameters.source == "element"
-        self._key = system.z.numpy().copy() if by_element else np.arange(n)
-        self._table = np.zeros((128 if by_element else n, 3))
-        if parameters.source != "predicted":
+        buffers.key = system.z.numpy().copy() if by_element else np.arange(n)
+        buffers.table = np.zeros((128 if by_element else n, 3))
+        if not self.uses_charges:
             numbers = parameters.table if by_element else parameters.numbers_of(system)
             assert numbers is not None
-            self._table[:, : numbers.shape[1]] = numbers.numpy()
-        self._unused = np.zeros(n)
-        self._constants = tuple(c.numpy() if isinstance(c, Tensor) else c for c in parameters.constants)
-        self._all = None if math.isfinite(parameters.cutoff) else _all_of_molecules(system)
+            buffers.table[:, : numbers.shape[1]] = numbers.numpy()
+        buffers.unused = np.zeros(n)
+        buffers.all = None if math.isfinite(self.cutoff) else _all_of_molecules(system)
 
-    def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
-        p = self._parameters
-        if p.source == "predicted":
-            assert charges is not None
-            self._table[:, 0] = charges
-        slope = sums.charge_slope if p.source == "predicted" else self._unused
+    def run(self, buffers: _Pairs, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
+        p, key, table = self.parameters, buffers.key, buffers.table
+        if self.uses_charges:
+            table[:, 0] = atoms.charges
+        slope = sums.charge_slope if self.uses_charges else buffers.unused
         last = sums.energy, sums.forces, sums.virial, slope
+        n = atoms.num_rows
         if p.alone:
-            assert rows is not None
-            n = len(rows.row_ptr) - 1
-            a = self._table[self._key[:n], 0]
+            a = table[key[:n], 0]
             sums.energy[:n] -= p.strength * p.alone * a * a
             slope[:n] -= 2 * p.strength * p.alone * a
-        if rows is None:
-            assert self._all is not None
-            KERNELS[p.radial](
-                len(pos), *self._all, pos, self._key, self._table, p.strength, self._constants, p.mode, *last
-            )
+        if edges is None:
+            assert buffers.all is not None
+            KERNELS[p.radial](n, *buffers.all, atoms.pos, key, table, p.strength, self._constants, p.mode, *last)
         else:
             KERNELS[p.radial](
-                len(rows.row_ptr) - 1, rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, p.strength,
-                limit(rows, p.cutoff), self._constants, p.mode, *last,
+                n, edges.row_ptr, edges.sender, edges.vectors, key, table, p.strength, limit(edges, p.cutoff),
+                self._constants, p.mode, *last,
             )  # fmt: skip
 
 
-class CpuD3Term(CpuTerm):
+class _Coordinated:
+    """What `CpuD3Term` holds of a composition: atomic numbers, pairs as in `_Pairs`, and fields, with ghosts."""
+
+    z: Array
+    all: tuple[Array, Array, Array] | None
+    weights: Array
+    mixed: Array
+    by_coordination: Array
+
+
+class CpuD3Term(Term):
     """D3(BJ)."""
 
-    cost, exchanges = 35, True
+    cost = 35
 
     def __init__(self, parameters: D3Parameters):
         self.parameters, self.cutoff = parameters, parameters.cutoff
 
-    def prepare(self, system: System) -> CpuD3TermOf:
-        return CpuD3TermOf(self.parameters, system)
-
-
-class CpuD3TermOf(CpuTermOf):
-    """D3(BJ) for structures whose positions and cell alone change."""
-
-    def __init__(self, parameters: D3Parameters, system: System):
-        self._parameters, n = parameters, system.num_atoms
-
         def array(values: Tensor) -> Array:
             return np.ascontiguousarray(values.numpy())
 
-        self._z = system.z.numpy().copy()
         self._elements, self._reference = array(parameters.elements), array(parameters.reference)
         self._c6 = array(parameters.c6)
         self._none, self._none64 = np.empty((0, 3), np.float32), np.empty((0, 3))
-        self._all = None if math.isfinite(parameters.cutoff) else _all_of_molecules(system)
-        self._weights, self._mixed = np.empty((n, 8)), np.empty((n, len(self._reference), 2, 8))
-        self._by_coordination = np.empty(n)
 
-    def add(
-        self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None,
-        exchange: Exchange | None = None,
-    ) -> None:  # fmt: skip
-        p = self._parameters
-        if rows is None:
-            assert self._all is not None
-            pairs = *self._all, self._none, np.asarray(pos, np.float64), False
+    def allocate(self, num_atoms: int) -> _Coordinated:
+        held, n = _Coordinated(), num_atoms
+        held.weights, held.mixed = np.empty((n, 8)), np.empty((n, len(self._reference), 2, 8))
+        held.by_coordination = np.empty(n)
+        return held
+
+    def set_composition(self, buffers: _Coordinated, system: System) -> None:
+        buffers.z = system.z.numpy().copy()
+        buffers.all = None if math.isfinite(self.cutoff) else _all_of_molecules(system)
+
+    def run(self, buffers: _Coordinated, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
+        p, weights, mixed, by_coordination = self.parameters, buffers.weights, buffers.mixed, buffers.by_coordination
+        if edges is None:
+            assert buffers.all is not None
+            pairs = *buffers.all, self._none, np.asarray(atoms.pos, np.float64), False
         else:
-            pairs = rows.row_ptr[:-1], rows.row_ptr[1:], rows.sender, rows.vectors, self._none64, True
-        edges = len(pairs[0]), *pairs, self._z, self._elements
-        limits = _FAR if rows is None else limit(rows, p.cutoff), p.start, p.inverse
-        coordination(*edges, self._reference, self._c6, *limits, self._weights, self._mixed)
-        _send(exchange, self._weights)
+            pairs = edges.row_ptr[:-1], edges.row_ptr[1:], edges.sender, edges.vectors, self._none64, True
+        rows = len(pairs[0]), *pairs, buffers.z, self._elements
+        limits = _FAR if edges is None else limit(edges, p.cutoff), p.start, p.inverse
+        coordination(*rows, self._reference, self._c6, *limits, weights, mixed)
+        atoms.send(weights)
         dispersion(
-            *edges, self._weights, self._mixed, *limits, p.prior.s6, p.prior.s8, p.prior.a1, p.prior.a2, sums.energy,
-            sums.forces, sums.virial, self._by_coordination,
+            *rows, weights, mixed, *limits, p.prior.s6, p.prior.s8, p.prior.a1, p.prior.a2, sums.energy, sums.forces,
+            sums.virial, by_coordination,
         )  # fmt: skip
-        _send(exchange, self._by_coordination)
-        coordination_forces(*edges, self._by_coordination, *limits, sums.energy, sums.forces, sums.virial)
+        atoms.send(by_coordination)
+        coordination_forces(*rows, by_coordination, *limits, sums.energy, sums.forces, sums.virial)
 
 
 def members_of_structures(system: System) -> tuple[Array, Array, Array]:
@@ -180,14 +188,7 @@ def _all_of_molecules(system: System) -> tuple[Array, Array, Array]:
     return members_of_structures(system)
 
 
-def _send(exchange: Exchange | None, rows: Array) -> None:
-    """Fill the rows of ghosts."""
-    if exchange is not None:
-        n = exchange.num_local
-        rows[n:] = exchange.forward(torch.from_numpy(rows[:n])).numpy()
-
-
-def limit(rows: CpuRows, cutoff: float) -> float:
+def limit(rows: Edges, cutoff: float) -> float:
     """Return the distance in Å from which edges do not count; rows of the term's list end exactly at its cutoff."""
     return _FAR if rows.cutoff <= cutoff else cutoff
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.triton_launch import FUSED_ARITHMETIC
-from ...kernels.interfaces import Atoms, Edges, GpuTerm, TermLaunch, TermSums
+from ...kernels.interfaces import Atoms, Edges, Term, TermLaunch, TermSums
 from ...neighbors.pairs import require_molecules
 from ...potential.prior import Prior
 from ...system import System
@@ -40,7 +40,7 @@ def make_term(prior: Prior, elements: Iterable[int], device: torch.device) -> Pa
     return PairTerm(parameters, device)
 
 
-class _PairTerm(GpuTerm):
+class _PairTerm(Term):
     def launch_shapes(self, num_atoms: int) -> tuple[int, int]:
         """Return the number of edges of a row in one pass, and the number of warps that share them."""
         return (128, 4) if num_atoms <= _FEW_ATOMS else (64, 1)
