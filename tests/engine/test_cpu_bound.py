@@ -112,8 +112,8 @@ def test_positions_that_are_not_finite(dtype):
 def test_pairs_are_those_of_the_neighbor_list():
     import numpy as np
 
-    from torchmdnet2.engine.cpu_searches import all_pairs
     from torchmdnet2.neighbors import neighbor_list
+    from torchmdnet2.neighbors.compiled import all_pairs
 
     system = structure([7, 7, 7])
     system.pos[3] = system.pos[5]  # at the same place

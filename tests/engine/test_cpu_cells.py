@@ -17,7 +17,7 @@ CUTOFF = 4.0
 
 
 def search_of(system, cutoff):
-    from torchmdnet2.engine.cpu_searches import CellSearch
+    from torchmdnet2.neighbors.compiled import CellSearch
 
     return CellSearch(cutoff, system)
 
@@ -116,7 +116,7 @@ def test_terms_of_long_cutoffs_are_evaluated_on_it(monkeypatch):
     """Energies and forces are those of the Potential, and no list but the network's is made."""
     from kernels.toy import potential
 
-    from torchmdnet2.engine import cpu_searches
+    from torchmdnet2.neighbors import compiled
     from torchmdnet2.priors import D2
 
     model = potential([D2(cutoff=9.0)])
@@ -131,7 +131,7 @@ def test_terms_of_long_cutoffs_are_evaluated_on_it(monkeypatch):
         cutoffs.append(cutoff)
         return neighbor_list(system, cutoff)
 
-    monkeypatch.setattr(cpu_searches, "neighbor_list", spy)
+    monkeypatch.setattr(compiled, "neighbor_list", spy)
     found = evaluator(system)
     assert cutoffs == [model.cutoff]
     largest = float(expected.forces.abs().max())

@@ -15,15 +15,15 @@ pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 
 import numba
 
-from torchmdnet2.kernels import announce
-from torchmdnet2.kernels import compiling_cpu as numba_compiling
+from torchmdnet2.core import announce
+from torchmdnet2.core import compiling_cpu as numba_compiling
 from torchmdnet2.models.tensornet.cpu import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import numpy as np
-from torchmdnet2.kernels import compiling_cpu as numba_compiling
+from torchmdnet2.core import compiling_cpu as numba_compiling
 from torchmdnet2.priors.pair_kernels.cpu import _d2, _zbl
 
 numba_compiling.usable_cores = lambda: 2

@@ -15,7 +15,7 @@ pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 
 import numba
 
-from torchmdnet2.kernels.compiling_cpu import _CacheFile, kernel
+from torchmdnet2.core.compiling_cpu import _CacheFile, kernel
 from torchmdnet2.models.tensornet.cpu import kernels as tensornet
 from torchmdnet2.models.tensornet2.cpu import kernels as tensornet2
 
@@ -71,7 +71,7 @@ def test_symbols_of_kernels_for_other_numbers_differ() -> None:
 _LOOPS = """
 import sys
 import numpy as np
-from torchmdnet2.kernels.compiling_cpu import kernel
+from torchmdnet2.core.compiling_cpu import kernel
 
 @kernel
 def double(begin, stop, x):
@@ -134,7 +134,7 @@ def test_files_of_another_version_of_the_source_go(tmp_path: Path) -> None:
 
 def test_a_function_that_changes_in_another_file_is_compiled_again(tmp_path: Path) -> None:
     """numba itself looks at the file of the kernel alone: what it calls would stay what it was."""
-    outer = "import numpy as np\nfrom middle import twice\nfrom torchmdnet2.kernels.compiling_cpu import kernel\n"
+    outer = "import numpy as np\nfrom middle import twice\nfrom torchmdnet2.core.compiling_cpu import kernel\n"
     outer += "@kernel\ndef put(begin, stop, x):\n    for i in range(begin, stop):\n        x[i] = twice(x[i])\n"
     outer += "x = np.ones(3)\nput(3, x)\nprint(x.sum(), sum(put.stats.cache_hits.values()))\n"
     middle = "from numba import njit\nfrom inner import factor\n@njit\ndef twice(x):\n    return factor() * x\n"

@@ -176,7 +176,7 @@ def test_filters_that_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(cpu, "_MOST_KEPT", layers * 5 * 32 * (edges + edges // 8))
         compiled = CpuModel(model)
         found[layers] = compiled(atoms).forces
-        assert int(compiled.net._pool._current.kept.sum()) == layers
+        assert int(compiled.nets[0]._pool._current.kept.sum()) == layers
     for forces in found.values():
         torch.testing.assert_close(forces, found[2], rtol=0, atol=1e-6)
 

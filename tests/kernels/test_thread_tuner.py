@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmdnet2.kernels.thread_tuner import LARGE, SMALL, ThreadChoice, ThreadTuner, amount_of_work
+from torchmdnet2.core.thread_tuner import LARGE, SMALL, ThreadChoice, ThreadTuner, amount_of_work
 
 
 def run(race: ThreadTuner, cost: dict[int, float], times: int) -> list[int]:

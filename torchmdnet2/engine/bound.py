@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..neighbors import NeighborList, neighbor_list
+from ..neighbors.neighbor_list import refuse_coincident
 from ..neighbors.pairs import PairLists
 from ..potential.cells import is_mixed
 from ..potential.graph import Features, Graph, PropertyHead
 from ..potential.potential import Potential, Result, with_dipole
-from ..potential.refusals import refuse_coincident
 from ..system import System
 
 __all__ = ["BoundStep", "PropertyHeads", "ReferenceBoundStep"]

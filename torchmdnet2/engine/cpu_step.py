@@ -17,18 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.compiling_cpu import compile_side_by_side, lost_by_fork, run_on_threads
 from ..core.devices import ProcessLock
 from ..core.exchange import Exchange
-from ..kernels.compiling_cpu import compile_side_by_side, lost_by_fork, run_on_threads
+from ..core.thread_tuner import ThreadChoice
 from ..kernels.interfaces import Array, Atoms, ChargeNetwork, CpuNetwork, Edges, PathWithHeads, TermLaunch, TermSums
-from ..kernels.thread_tuner import ThreadChoice
+from ..neighbors.compiled import AllPairs, CellSearch, CpuSearch, DomainSearch, ListSearch, StructureSearch
 from ..potential.derivatives import stress_of
 from ..potential.graph import sum_over_systems
 from ..potential.potential import Potential, Result, require_stress
 from ..system import System
 from .bound import PropertyHeads, ReferenceBoundStep
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
-from .cpu_searches import AllPairs, CellSearch, CpuSearch, DomainSearch, ListSearch, StructureSearch
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, list_edges, voigt
 from .select import HeldTerm, Offsets, constant_energies, exact_isolated_energies, fast_path, list_cutoffs, terms_of
 from .timings import Stopwatch, Timing
@@ -142,7 +142,7 @@ class CpuStep:
         self, member: int, atoms: Atoms, forces: bool, fixed: TermSums
     ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
         """Evaluate one member with all terms; fixed: sums of those that do not read its charges."""
-        net, edges = self._nets[member], self.searches[0].rows
+        net, edges = self._nets[member], _edges(self.searches[0])
         sums = fixed if len(self._nets) == 1 else TermSums(*map(np.copy, fixed))
         out: Any = net.allocate(atoms.num_rows, len(edges.sender), None)
 
@@ -175,7 +175,7 @@ class CpuStep:
     def _add_terms(self, atoms: Atoms, sums: TermSums) -> None:
         """Add the terms that read charges, if the atoms have them, else all others."""
         reads = atoms.charges is not None
-        lists: dict[float | None, Edges] = {rows.cutoff: rows.rows for rows in self.searches}
+        lists: dict[float | None, Edges] = {rows.cutoff: _edges(rows) for rows in self.searches}
         terms = [held for held in self._terms if held.term.uses_charges == reads]
         compiled = [held for held in terms if not held.term.by_autograd]
 
@@ -236,6 +236,10 @@ class StructuresStep(CpuStep):
         for rows in self._found:
             rows.find(system)
         return self.evaluate(system.pos.detach().numpy(), system.cell.detach().numpy(), forces)
+
+
+def _edges(search: CpuSearch) -> Edges:
+    return Edges(search.row_ptr, search.sender, search.vectors, search.cutoff)
 
 
 def _composition(system: System) -> tuple[Tensor, ...]:

@@ -24,11 +24,10 @@ from torch import Tensor
 
 from ..core.exchange import CopyExchange, DomainExchange, Exchange
 from ..neighbors import NeighborList, neighbor_list
-from ..neighbors.neighbor_list import row_pointers, safe_norm
+from ..neighbors.neighbor_list import SAME_PLACE, row_pointers, safe_norm
 from ..neighbors.pairs import PairLists
 from ..potential.derivatives import gradients_of
 from ..potential.potential import Potential, Result
-from ..potential.refusals import SAME_PLACE
 from ..priors import Coulomb
 from ..system import System
 from .check import extract_cluster, for_any_composition, reference, require_result

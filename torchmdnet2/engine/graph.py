@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..core import announce
 from ..core.devices import ProcessLock, usable_cores
-from ..kernels import announce
 
 __all__ = [
     "CudaGraph", "ForbidHostSync", "GraphMemory", "HostSync", "NotCapturable", "ReplayDiffers", "compile_side_by_side",

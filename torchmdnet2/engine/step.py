@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..errors import NeighborOverflow
 from ..neighbors import neighbor_list
+from ..neighbors.neighbor_list import refuse_coincident
 from ..neighbors.triton_search import COINCIDENT, NOT_FINITE, OVERFLOW, TOO_THIN, TritonNeighborSearch
 from ..potential.potential import Potential, Result, require_stress, with_dipole
-from ..potential.refusals import refuse_coincident
 from ..system import System
 from .bound import BoundStep
 from .finish import NO_VOLUME, RESULT_NOT_FINITE

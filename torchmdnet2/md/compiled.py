@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.compiling_cpu import compiled
 from ..engine.bound import BoundStep
-from ..kernels.compiling_cpu import compiled
 from ..units import AMU_A2_FS2
 from .integrators import HostEngine, Langevin, VelocityVerlet
 

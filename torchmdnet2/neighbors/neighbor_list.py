@@ -14,7 +14,10 @@ from torch import Tensor
 from ..core.exchange import Exchange, with_ghosts
 from ..system import System
 
-__all__ = ["SAME_PLACE", "NeighborList", "row_pointers", "safe_norm", "sort_edges", "upper_half"]
+__all__ = [
+    "SAME_PLACE", "NeighborList", "coincident", "refuse_coincident", "row_pointers", "safe_norm", "sort_edges",
+    "upper_half",
+]  # fmt: skip
 
 
 SAME_PLACE = 1e-3
@@ -164,3 +167,27 @@ def row_pointers(receiver: Tensor, num_atoms: int) -> Tensor:
     row_ptr = torch.zeros(num_atoms + 1, dtype=receiver.dtype, device=receiver.device)
     row_ptr[1:] = torch.bincount(receiver, minlength=num_atoms).cumsum(0)
     return row_ptr
+
+
+def refuse_coincident(neighbors: NeighborList, system: System) -> None:
+    """Refuse two atoms at the same place, whose energy and forces mean nothing.
+
+    Raises:
+        ValueError: two atoms are at the same place; the message names both.
+    """
+    system = system.detach()
+    vectors = neighbors.vectors(system)
+    if bool(((vectors * vectors).sum(1) < SAME_PLACE**2).any()):
+        raise coincident(neighbors, system)
+
+
+def coincident(neighbors: NeighborList, system: System) -> ValueError:
+    """Return the error for the closest two atoms of a list, or for an atom and its periodic image."""
+    distances = neighbors.distances(system.detach())
+    edge = int(distances.argmin())
+    i, j = neighbors.edge_index[:, edge].tolist()
+    other = "its own periodic image" if i == j else f"atom {j}"
+    return ValueError(
+        f"atom {i} and {other} are at the same place ({float(distances[edge]):.2g} Å apart), where energy and forces "
+        "mean nothing"
+    )

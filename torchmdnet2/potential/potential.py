@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..core.devices import expect_forks, refuse_forked_gpu
 from ..neighbors import NeighborList, neighbor_list
+from ..neighbors.neighbor_list import refuse_coincident
 from ..neighbors.pairs import PairLists
 from ..registry import HEADS, PRIORS, REPRESENTATIONS
 from ..system import System, outside_transforms
@@ -37,7 +38,6 @@ from .prior import Prior
 from .refusals import (
     SYMBOLS,
     refuse_charge,
-    refuse_coincident,
     refuse_elements,
     refuse_neighbors,
     refuse_odd_electrons,

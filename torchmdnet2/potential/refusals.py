@@ -15,11 +15,10 @@ import torch
 from ..core.stated import ROUNDING
 from ..errors import UnknownElement, UntrainedCharge, UntrainedChargeWarning
 from ..neighbors import NeighborList
-from ..neighbors.neighbor_list import SAME_PLACE
 from ..system import System
 
 __all__ = [
-    "SAME_PLACE", "SYMBOLS", "coincident", "refuse_charge", "refuse_coincident", "refuse_elements",
+    "SYMBOLS", "refuse_charge", "refuse_elements",
     "refuse_neighbors", "refuse_odd_electrons", "refuse_precision", "refuse_spin", "rename", "require_potential",
     "require_stress", "require_system",
 ]  # fmt: skip
@@ -209,27 +208,3 @@ def refuse_neighbors(neighbors: NeighborList, system: System, cutoff: float) -> 
         raise ValueError(f"neighbors: the model's cutoff is {cutoff} Å, and this list ends at {neighbors.cutoff} Å")
     if len(neighbors.row_ptr) != system.num_atoms + 1:
         raise ValueError(f"neighbors: a list of {len(neighbors.row_ptr) - 1} atoms, not of {system.num_atoms}")
-
-
-def refuse_coincident(neighbors: NeighborList, system: System) -> None:
-    """Refuse two atoms at the same place, whose energy and forces mean nothing.
-
-    Raises:
-        ValueError: two atoms are at the same place; the message names both.
-    """
-    system = system.detach()
-    vectors = neighbors.vectors(system)
-    if bool(((vectors * vectors).sum(1) < SAME_PLACE**2).any()):
-        raise coincident(neighbors, system)
-
-
-def coincident(neighbors: NeighborList, system: System) -> ValueError:
-    """Return the error for the closest two atoms of a list, or for an atom and its periodic image."""
-    distances = neighbors.distances(system.detach())
-    edge = int(distances.argmin())
-    i, j = neighbors.edge_index[:, edge].tolist()
-    other = "its own periodic image" if i == j else f"atom {j}"
-    return ValueError(
-        f"atom {i} and {other} are at the same place ({float(distances[edge]):.2g} Å apart), where energy and forces "
-        "mean nothing"
-    )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from ...kernels.compiling_cpu import INNER, compiled, kernel
+from ...core.compiling_cpu import INNER, compiled, kernel
 from ...kernels.interfaces import Array, Atoms, CpuBuffers, CpuNetwork, Edges
 from ..tensornet.numba_kernels import (
     LANES,

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...kernels.compiling_cpu import compiled, kernel, kernel_family
+from ...core.compiling_cpu import compiled, kernel, kernel_family
+from ...core.thread_tuner import amount_of_work
 from ...kernels.interfaces import Array, Atoms, CpuBuffers, CpuNetwork, Edges
-from ...kernels.thread_tuner import amount_of_work
 from .numba_kernels import (
     ONE,
     ROWS,

@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.core.typing import signature
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
-from ...kernels.compiling_cpu import INNER
+from ...core.compiling_cpu import INNER
 
 __all__ = [
     "LANES", "PANELS", "ROWS", "VECTOR", "WIDE", "add", "add_square_adjoint", "adds_products", "ascend", "call",

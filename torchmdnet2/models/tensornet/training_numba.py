@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.compiling_cpu import OPTIONS, compiled
+from ...core.compiling_cpu import OPTIONS, compiled
 from ...kernels.pair_ops import UnaryOp
 from . import training_atoms, training_pairs
 from .numba_kernels import (

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ...kernels.compiling_cpu import compiled, kernel, kernel_family
+from ...core.compiling_cpu import compiled, kernel, kernel_family
 from ...kernels.interfaces import Array, Atoms, CpuBuffers, Edges
 from ..tensornet.cpu import BufferPool, CpuTensorNet, Fields, Shape, chunks
 from ..tensornet.numba_kernels import (

@@ -14,7 +14,7 @@ import math
 import numpy as np
 import torch
 
-from ...kernels.compiling_cpu import kernel
+from ...core.compiling_cpu import kernel
 from ...kernels.interfaces import Array, Atoms, Edges, Term, TermLaunch, TermSums
 from ...system import System
 from ...units import COULOMB

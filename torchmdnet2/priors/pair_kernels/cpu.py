@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from ...kernels.compiling_cpu import INNER, kernel
+from ...core.compiling_cpu import INNER, kernel
 from ...kernels.interfaces import Array, Atoms, Edges, Term, TermLaunch, TermSums
 from ...neighbors.pairs import require_molecules
 from ...potential.prior import Prior

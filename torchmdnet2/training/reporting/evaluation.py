@@ -16,9 +16,10 @@ from ...data import Sample
 from ...data.extxyz import extxyz_frames
 from ...data.labels import GROUP, LABELS
 from ...ensemble import Ensemble, EnsembleResult, combine
+from ...neighbors.neighbor_list import refuse_coincident
 from ...potential.output import Output
 from ...potential.potential import Potential, Result, with_dipole
-from ...potential.refusals import refuse_coincident, rename
+from ...potential.refusals import rename
 from ...priors import Atomref
 from ...system import System
 from ..config.sections import FRAME_LABELS, RELATIVE, LossConfig, prediction, property_of, unit_of

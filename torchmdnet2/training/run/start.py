@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from ...core.devices import usable_threads
+from ...core.thread_tuner import amount_of_work
 from ...errors import BadConfig
-from ...kernels.thread_tuner import amount_of_work
 from ...potential.potential import SYMBOLS
 from ...units import KB
 from ...version import __version__

@@ -26,8 +26,8 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numba.core.typed_passes import _reload_parfors
 
-from ..core.devices import ProcessLock, usable_cores
 from . import announce
+from .devices import ProcessLock, usable_cores
 from .thread_tuner import ThreadChoice, ThreadTuner
 
 __all__ = [

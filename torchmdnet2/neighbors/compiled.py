@@ -1,4 +1,4 @@
-"""Neighbor searches on a CPU for structures whose atoms do not change.
+"""Compiled neighbor searches on a CPU, for structures whose atoms do not change.
 
 `AllPairs` tests all pairs of small molecules, `ListSearch` is the neighbor list, `CellSearch` has bins, `DomainSearch`
 selects from a list with a skin.
@@ -13,14 +13,14 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ..kernels.compiling_cpu import compiled, kernel, run_on_threads
-from ..kernels.interfaces import Array, Edges
-from ..kernels.thread_tuner import ThreadChoice
-from ..neighbors import NeighborList, neighbor_list
-from ..neighbors.reference import complete_cell
-from ..potential.refusals import SAME_PLACE, coincident, refuse_coincident
+from ..core.compiling_cpu import compiled, kernel, run_on_threads
+from ..core.thread_tuner import ThreadChoice
 from ..system import System
+from . import neighbor_list
+from .neighbor_list import SAME_PLACE, NeighborList, coincident, refuse_coincident
+from .reference import complete_cell
 
 __all__ = ["AllPairs", "CellSearch", "CpuSearch", "DomainSearch", "ListSearch", "StructureSearch", "all_pairs"]
 
@@ -44,11 +44,6 @@ class CpuSearch:
         self.cutoff = cutoff
         self.row_ptr = np.zeros(num_atoms + 1, np.int64)
         self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
-
-    @property
-    def rows(self) -> Edges:
-        """The edges of the last search, for kernels."""
-        return Edges(self.row_ptr, self.sender, self.vectors, self.cutoff)
 
     def _has_room(self, found: int) -> bool:
         """Return whether the edges fitted into the buffers; if not, they are replaced by larger ones."""
@@ -371,7 +366,7 @@ def _fill(
 class DomainSearch(CpuSearch):
     """Selects the edges of local atoms that are within the cutoff among listed ones."""
 
-    def take(self, listed: Array, num_local: int, row_of: Array) -> None:
+    def take(self, listed: NDArray, num_local: int, row_of: NDArray) -> None:
         """Take over a list.
 
         Args:
@@ -386,7 +381,7 @@ class DomainSearch(CpuSearch):
         self.row_ptr = np.zeros(num_local + 1, np.int64)
         self._has_room(len(self._sender))
 
-    def select(self, pos: Array) -> tuple[int, int] | None:
+    def select(self, pos: NDArray) -> tuple[int, int] | None:
         """Take the listed edges that are within the cutoff; return two atoms at the same place, if there are any."""
         nearest = select_edges(
             self._ptr, self._sender, self._row, pos, self.cutoff**2, self.row_ptr, self.sender, self.vectors,
