@@ -85,12 +85,12 @@ def test_distances_of_a_molecule_end_with_it(monkeypatch):
     import torchmdnet2.md.page as pages
 
     ends = []
-    monkeypatch.setattr(pages, "_drawn", lambda draw, text: draw(axes) or [])
+    monkeypatch.setattr(pages, "_drawn", lambda draw, text: draw(axes) or "")
     axes = type(
         "Axes", (), {"stairs": lambda *_, **__: None, "hist": lambda *_, **__: None, "legend": lambda *_: None}
     )()
     axes.set = lambda **words: ends.append(words.get("xlim"))
-    pages._geometry([molecule("H2O")] * 2)
+    pages._distances([molecule("H2O")] * 2)
     assert ends[-1][0] == 0 and 1.5 < ends[-1][1] < 1.7  # H…H
 
 

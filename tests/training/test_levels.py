@@ -18,13 +18,12 @@ from ase.io import read, write
 import torchmdnet2
 from torchmdnet2 import checkpoint
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.core.html_page import figure_png
+from torchmdnet2.core import html_page
 from torchmdnet2.data.labels import GROUP, LEVEL
 from torchmdnet2.errors import BadConfig, BadData, UndeterminedEnergyWarning, UnknownElement
 from torchmdnet2.potential.potential import SYMBOLS, Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.reporting import report
 from torchmdnet2.training.reporting.log import TrainingLog
 from torchmdnet2.training.reporting.report import model_card
 from torchmdnet2.training.run.ensemble import run_members
@@ -124,7 +123,7 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
 @pytest.mark.parametrize("second", ["test", "validation"])
 def test_a_report_shows_each_level(two, tmp_path, monkeypatch, second):
     """Each has plots of its own, with its labels and its predictions; a level without test frames, of validation."""
-    figures = {}
+    figures, figure_png = {}, html_page.figure_png
 
     def keep(draw, size):
         def drawn(figure):
@@ -134,7 +133,7 @@ def test_a_report_shows_each_level(two, tmp_path, monkeypatch, second):
 
         return figure_png(drawn, size)
 
-    monkeypatch.setattr(report, "figure_png", keep)
+    monkeypatch.setattr(html_page, "figure_png", keep)
     if second == "validation":
         two["data"]["sources"][1]["split"] = {"validation": 4, "test": 0}
     two["output"] |= {"report": True, "outliers": 2}

@@ -1,4 +1,8 @@
-"""HTML pages of reports: one file with its style and pictures in it, no scripts; the pictures as PNG."""
+"""HTML pages of reports: one file with its style and pictures in it, no scripts; the pictures as PNG.
+
+A page is a title and a list of parts: notes, tables, figures, and sections of them. Text is escaped here, once. A part
+without content is "", and is left out; so is a section without one.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,19 @@ import base64
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-__all__ = ["breakable", "document", "figure_png", "image", "missing_plots", "table"]
+import yaml
+
+__all__ = [
+    "Markup", "breakable", "configuration", "document", "facts", "figure_png", "figures", "image", "missing_plots",
+    "note", "paragraph", "plot_png", "section", "table",
+]  # fmt: skip
 
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -29,6 +39,7 @@ td:first-child, th:first-child { padding-left: 0 }
 tr:nth-child(even) td { background: #f6f7f9 }
 .pictures { display: flex; flex-wrap: wrap; align-items: flex-start; gap: .6rem }
 .pictures img { width: 30rem; max-width: 100% }
+.wide { width: 100% }
 .structure { width: 8rem; display: block; mix-blend-mode: multiply }
 pre { background: #f6f7f9; padding: .8rem; overflow-x: auto; font-size: .82rem }
 code { font-size: .85em; overflow-wrap: anywhere } .note { color: #57606a }
@@ -41,13 +52,40 @@ code { font-size: .85em; overflow-wrap: anywhere } .note { color: #57606a }
 """
 
 
-def document(title: str, body: Sequence[str]) -> str:
-    """Return a page from its title, in plain text, and the parts of its body, in HTML."""
+class Markup(str):
+    """HTML in a cell of a table, which escapes other text."""
+
+
+def document(title: str, *parts: str) -> str:
+    """Return a page from its title, in plain text, and its parts, in HTML."""
+    body = "\n".join(filter(None, [f"<h1>{html.escape(title)}</h1>", *parts]))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
+        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
+
+
+def section(heading: str, *parts: str) -> str:
+    """Return a heading, in plain text, and its parts, in HTML; nothing if all of them are empty."""
+    content = "\n".join(filter(None, parts))
+    return content and f"<h2>{html.escape(heading)}</h2>\n{content}"
+
+
+def paragraph(text: str) -> str:
+    """Return a paragraph of plain text."""
+    return text and f"<p>{html.escape(text)}</p>"
+
+
+def note(text: str) -> str:
+    """Return a paragraph of plain text that explains or qualifies another part."""
+    return text and f"<p class=note>{html.escape(text)}</p>"
+
+
+def configuration(values: Mapping[str, object]) -> str:
+    """Return plain data as YAML."""
+    text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def missing_plots() -> str:
@@ -59,7 +97,7 @@ def missing_plots() -> str:
     return ""
 
 
-def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
+def figure_png(draw: Callable[[Figure], object], size: tuple[float, float]) -> bytes:
     """Return a figure of this size (inches) as PNG.
 
     Raises:
@@ -76,31 +114,41 @@ def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> byt
     return buffer.getvalue()
 
 
-def image(content: bytes, text: str, kind: str = "plot") -> str:
+def plot_png(draw: Callable[[Axes], object], size: tuple[float, float] = (5.2, 4.2)) -> bytes:
+    """Return a figure with a single plot as PNG, as `figure_png` does."""
+    return figure_png(lambda figure: draw(figure.subplots()), size)
+
+
+def image(content: bytes, text: str, kind: str = "plot") -> Markup:
     """Return a PNG as HTML, with a text for those who cannot see it and its class in the style."""
     data = base64.b64encode(content).decode()
-    return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+    return Markup(f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">')
+
+
+def figures(drawn: Iterable[tuple[str, bytes]]) -> str:
+    """Return plots beside each other, from the text of each, see `image`, and its PNG."""
+    content = "\n".join(image(png, text) for text, png in drawn)
+    return content and f"<div class=pictures>\n{content}\n</div>"
+
+
+def facts(values: Mapping[str, object]) -> str:
+    """Return a table of names and values."""
+    return table(["", ""], values.items(), left=(0, 1))
 
 
 def table(
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    code: bool = False,
-    escaped: bool = False,
-    left: Sequence[int] = (0,),
+    heads: Sequence[str], rows: Iterable[Sequence[object]], code: bool = False, left: Sequence[int] = (0,)
 ) -> str:
-    """Return a table of numbers; columns in `left` are text."""
+    """Return a table of numbers; columns in `left` are text. Without rows there is none."""
     kind = [" class=text" if k in left else "" for k in range(len(heads))]
-    show = (lambda text: text) if escaped else breakable
     opening, closing = ("<code>", "</code>") if code else ("", "")
     top = "".join(f"<th{k}>{html.escape(head)}</th>" for k, head in zip(kind, heads, strict=True))
-    lines = "".join(
-        "<tr>"
-        + "".join(f"<td{k}>{opening}{show(str(cell))}{closing}</td>" for k, cell in zip(kind, row, strict=True))
-        + "</tr>\n"
-        for row in rows
-    )
-    return f'<div class="table"><table><tr>{top}</tr>\n{lines}</table></div>'
+    lines = ""
+    for row in rows:
+        cells = (cell if isinstance(cell, Markup) else breakable(str(cell)) for cell in row)
+        shown = "".join(f"<td{k}>{opening}{cell}{closing}</td>" for k, cell in zip(kind, cells, strict=True))
+        lines += f"<tr>{shown}</tr>\n"
+    return lines and f'<div class="table"><table><tr>{top}</tr>\n{lines}</table></div>'
 
 
 def breakable(text: str) -> str:

@@ -5,21 +5,20 @@ The files hold counts of labels, errors and stability, but no times, so that equ
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
+from ..core import html_page as page
 from ..core.files import atomic_write
-from ..core.html_page import document, figure_png, image, table
 from ..ensemble import Ensemble
 from ..system import System
 from ..training.reporting.report import digits
@@ -171,32 +170,23 @@ def write_report(
     """
     last = rounds[-1]
     state = f"stopped: {reason}" if reason else "not finished"
-    body = [
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p class=note>{html.escape(state)}; {last.asked} labels requested, {last.failed} failed; "
-        f"{html.escape(level)}; torchmdnet2 {__version__}</p>",
-        _pictures(rounds),
-        "<h2>Rounds</h2>",
-        _rounds(rounds),
-        "<p class=note>New frames: errors of the models before the training on these frames, which the models had "
-        "not seen. Validation: mean of the members after training. Energies: mean absolute error; "
-        "forces: root mean square error of components.</p>",
-        "<h2>Stability</h2>",
-        _stability(rounds),
-        "<p class=note>Spread: standard deviation of the members' forces on the atom of a frame where it is largest."
-        "</p>",
-        "<h2>Configuration</h2>",
-        f"<pre>{html.escape(yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))}</pre>",
-    ]
-    atomic_write(path, document(title, body))
-
-
-def _pictures(rounds: Sequence[RoundSummary]) -> str:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return "<p class=note>For a plot of the progress, run pip install 'torchmdnet2[plot]' and resume the run.</p>"
-    return f"<div class=pictures>{image(figure_png(lambda f: _draw(rounds, f), (5.2, 6.0)), 'progress')}</div>"
+    errors = (
+        "New frames: errors of the models before the training on these frames, which the models had not seen. "
+        "Validation: mean of the members after training. Energies: mean absolute error; forces: root mean square error "
+        "of components."
+    )
+    spread = "Spread: standard deviation of the members' forces on the atom of a frame where it is largest."
+    content = page.document(
+        title,
+        page.note(f"{state}; {last.asked} labels requested, {last.failed} failed; {level}; torchmdnet2 {__version__}"),
+        page.note("For a plot of the progress, run pip install 'torchmdnet2[plot]' and resume the run.")
+        if page.missing_plots()
+        else page.figures([("progress", page.figure_png(partial(_draw, rounds), (5.2, 6.0)))]),
+        page.section("Rounds", _rounds(rounds), page.note(errors)),
+        page.section("Stability", _stability(rounds), page.note(spread)),
+        page.section("Configuration", page.configuration(config.to_dict())),
+    )
+    atomic_write(path, content)
 
 
 def _draw(rounds: Sequence[RoundSummary], figure: Figure) -> None:
@@ -222,25 +212,25 @@ def _rounds(rounds: Sequence[RoundSummary]) -> str:
         new = r.new_errors or {}
         chosen = ", ".join(f"{count} {reason}" for reason, count in r.reasons.items())
         rows.append(
-            [str(r.round), str(r.asked), str(r.failed), chosen, str(r.train), str(r.validation),
+            [r.round, r.asked, r.failed, chosen, r.train, r.validation,
              *(_milli(errors.get(name)) for errors in (new, r.validation_errors)
                for name in ("energy_per_atom", "forces"))]
         )  # fmt: skip
     heads = ["round", "labels\nrequested", "failed", "new frames: reason", "train", "validation",
              "new frames\nmeV/atom", "new frames\nmeV/Å", "validation\nmeV/atom", "validation\nmeV/Å"]  # fmt: skip
-    return table(heads, rows, left=(3,))
+    return page.table(heads, rows, left=(3,))
 
 
 def _stability(rounds: Sequence[RoundSummary]) -> str:
     rows = [
-        [str(r.round), f"{t.temperature:g}", f"{t.whole} of {t.replicas}",
+        [r.round, f"{t.temperature:g}", f"{t.whole} of {t.replicas}",
          "–" if t.median_break is None else f"{t.median_break:.2f}",
          *map(_milli, (t.spread_median, t.spread_high, t.spread_largest))]
         for r in rounds
         for t in r.temperatures
     ]  # fmt: skip
     heads = ["round", "K", "whole", "median break\nps", "spread, median\nmeV/Å", "99 %\nmeV/Å", "largest\nmeV/Å"]
-    return table(heads, rows)
+    return page.table(heads, rows)
 
 
 def _milli(value: float | None) -> str:

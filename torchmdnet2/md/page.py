@@ -6,7 +6,6 @@ it works without a network.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections import Counter
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core import html_page as page
 from ..core.files import atomic_write
-from ..core.html_page import document, figure_png, image, table
 from ..neighbors import neighbor_list
 from ..system import System
 from ..units import AMU_A3
@@ -36,6 +35,7 @@ __all__ = ["Simulated", "distances", "read_frames", "write_page"]
 MOST_FRAMES = 250
 MOST_POSITIONS = 200_000  # atoms times frames on a page, of about 30 bytes each
 READABLE = (".xyz", ".extxyz", ".traj")
+_NO_FRAMES = f"The molecule is not shown: no trajectory in one of the formats {', '.join(READABLE)} was written."
 _FARTHEST = 8.0  # Å, of the distances in the histogram
 _MOST_KINDS = 3  # elements between which there are radial distributions
 _BEYOND = 2.0  # Å, from which on the highest value is shown
@@ -104,33 +104,31 @@ def write_page(path: Path, simulated: Simulated) -> None:
         path: of the HTML file.
         simulated: what it is made from.
     """
-    means = [float(np.mean([row.temperature_K for row in rows])) for rows in simulated.replicas]
-    summary = [
-        [str(k), f"{rows[-1].time_ps:.3f}", f"{mean:.1f}", drift_text(drift)]
-        for k, (rows, mean, drift) in enumerate(zip(simulated.replicas, means, simulated.drifts, strict=True))
+    rows = [
+        [k, f"{table[-1].time_ps:.3f}", f"{np.mean([row.temperature_K for row in table]):.1f}", drift_text(drift)]
+        for k, (table, drift) in enumerate(zip(simulated.replicas, simulated.drifts, strict=True))
     ]
-    speed = speed_text(simulated.ns_per_day)
-    body = [
-        f"<h1>{html.escape(simulated.title)}</h1>",
-        f"<p class=note>{html.escape(simulated.settings)}{'; ' + speed if speed else ''}</p>",
-        *(_movie(simulated.frames) if simulated.frames else [f"<p>{_no_frames()}</p>"]),
-        "<h2>Temperature and energy</h2>",
-        table(["replica", "ps", "mean K", "drift"], summary, left=(3,)),
-        _picture(simulated.curves, "temperature and energy over time") if simulated.curves else "",
-        *(_cells(simulated.frames, simulated.replicas) if simulated.frames and simulated.frames[0].pbc.all() else []),
-        *(_geometry(simulated.frames) if simulated.frames else []),
+    frames, curves = simulated.frames, simulated.curves
+    parts = [
+        page.note("; ".join(filter(None, [simulated.settings, speed_text(simulated.ns_per_day)]))),
+        _movie(frames) if frames else page.paragraph(_NO_FRAMES),
+        page.section(
+            "Temperature and energy",
+            page.table(["replica", "ps", "mean K", "drift"], rows, left=(3,)),
+            page.figures([("temperature and energy over time", curves)] if curves else []),
+        ),
     ]
-    atomic_write(path, document(simulated.title, body))
-
-
-def _no_frames() -> str:
-    return f"The molecule is not shown: no trajectory in one of the formats {', '.join(READABLE)} was written."
+    if frames and frames[0].pbc.all():
+        parts.append(_cells(frames, simulated.replicas))
+    if frames:
+        parts += [_bonds(frames), _distances(frames)]
+    atomic_write(path, page.document(simulated.title, *parts))
 
 
 # --- the molecule ----------------------------------------------------------------------------------------------------
 
 
-def _movie(frames: Sequence[Atoms]) -> list[str]:
+def _movie(frames: Sequence[Atoms]) -> str:
     n = len(frames[0])
     cell = frames[0].cell.cellpar().tolist() if frames[0].pbc.any() and frames[0].cell.rank == 3 else None
     sticks = {"stick": {"radius": 0.12}, "sphere": {"scale": 0.22}}
@@ -144,16 +142,17 @@ def _movie(frames: Sequence[Atoms]) -> list[str]:
     own = files(__package__) / "viewer"
     scripts = [(own / name).read_text(encoding="utf-8") for name in ("3Dmol-min.js", "movie.js")]
     carried = json.dumps(data).replace("</", "<\\/")
-    return [
+    parts = [
         _STYLE,
         '<div id="movie"></div>',
         '<div class="controls"><button id="play">pause</button>'
         f'<input id="frame" type="range" min="0" max="{len(frames) - 1}" value="0" aria-label="frame">'
         '<span id="time"></span></div>',
-        f"<p class=note>{len(frames)} frames of {n} atoms. Drag to turn, scroll to zoom.</p>",
+        page.note(f"{len(frames)} frames of {n} atoms. Drag to turn, scroll to zoom."),
         f'<script id="frames" type="application/json">{carried}</script>',
         *(f"<script>{text}</script>" for text in scripts),
     ]
+    return "\n".join(parts)
 
 
 def _xyz(atoms: Atoms) -> str:
@@ -167,24 +166,27 @@ def _xyz(atoms: Atoms) -> str:
 # --- bonds and distances ---------------------------------------------------------------------------------------------
 
 
-def _geometry(frames: Sequence[Atoms]) -> list[str]:
+def _bonds(frames: Sequence[Atoms]) -> str:
     kinds = _bond_lengths(frames)
-    parts: list[str] = []
-    if kinds:
-        rows = [
-            [kind, str(d.shape[1]), *(f"{v:.3f}" for v in (d.mean(), d.std(), d.min(), d.max()))]
-            for kind, d in kinds.items()
-        ]
-        heads = ["bond", "number", "mean (Å)", "standard deviation", "shortest", "longest"]
-        parts += ["<h2>Bonds</h2>", "<p class=note>Bonds of the first frame.</p>", table(heads, rows)]
-        parts += _drawn(lambda axes: _draw_bonds(axes, kinds), "histogram of bond lengths")
+    if not kinds:
+        return ""
+    rows = [
+        [kind, d.shape[1], *(f"{v:.3f}" for v in (d.mean(), d.std(), d.min(), d.max()))] for kind, d in kinds.items()
+    ]
+    return page.section(
+        "Bonds",
+        page.note("Bonds of the first frame."),
+        page.table(["bond", "number", "mean (Å)", "standard deviation", "shortest", "longest"], rows),
+        _drawn(lambda axes: _draw_bonds(axes, kinds), "histogram of bond lengths"),
+    )
+
+
+def _distances(frames: Sequence[Atoms]) -> str:
     name = "Radial distribution" if frames[0].pbc.all() else "Distances"
-    parts.append(f"<h2>{name}</h2>")
-    parts += _drawn(lambda axes: _draw_distances(axes, frames), name.lower())
-    return parts
+    return page.section(name, _drawn(lambda axes: _draw_distances(axes, frames), name.lower()))
 
 
-def _cells(frames: Sequence[Atoms], replicas: Sequence[Sequence[TableRow]]) -> list[str]:
+def _cells(frames: Sequence[Atoms], replicas: Sequence[Sequence[TableRow]]) -> str:
     """Return the section of the cell: mean lengths, angles, volume and density over the second half of the frames of
     the first replica; at constant pressure also those of every replica over time."""
     mass = float(frames[0].get_masses().sum()) * AMU_A3
@@ -197,15 +199,14 @@ def _cells(frames: Sequence[Atoms], replicas: Sequence[Sequence[TableRow]]) -> l
         for name, first, mean, spread in zip(names, cells[0], half.mean(0), half.std(0), strict=True)
     ]
     parts = [
-        "<h2>Cell and density</h2>",
-        "<p class=note>First replica; means over the second half of the run.</p>",
-        table(["", "first", "mean", "standard deviation"], rows),
+        page.note("First replica; means over the second half of the run."),
+        page.table(["", "first", "mean", "standard deviation"], rows),
     ]
-    if math.isnan(replicas[0][0].volume_A3):  # the cell stayed
-        return parts
-    pressures = [float(np.mean([row.pressure_bar for row in rows[len(rows) // 2 :]])) for rows in replicas]
-    parts.append(f"<p class=note>Mean pressure: {', '.join(f'{p:.0f}' for p in pressures)} bar.</p>")
-    return [*parts, *_drawn(lambda axes: _draw_density(axes, replicas), "density over time")]
+    if not math.isnan(replicas[0][0].volume_A3):  # the cell changed
+        pressures = [float(np.mean([row.pressure_bar for row in rows[len(rows) // 2 :]])) for rows in replicas]
+        parts.append(page.note(f"Mean pressure: {', '.join(f'{p:.0f}' for p in pressures)} bar."))
+        parts.append(_drawn(lambda axes: _draw_density(axes, replicas), "density over time"))
+    return page.section("Cell and density", *parts)
 
 
 def _draw_density(axes: Axes, replicas: Sequence[Sequence[TableRow]]) -> None:
@@ -281,13 +282,6 @@ def _draw_distances(axes: Axes, frames: Sequence[Atoms]) -> None:
     axes.legend()
 
 
-def _drawn(draw: Callable[[Axes], Any], text: str) -> list[str]:
+def _drawn(draw: Callable[[Axes], object], text: str) -> str:
     """Return a plot within the page; nothing if matplotlib is not installed."""
-    try:
-        return [_picture(figure_png(lambda figure: draw(figure.subplots()), (7, 3.2)), text)]
-    except ImportError:
-        return []
-
-
-def _picture(content: bytes, text: str) -> str:
-    return f'<div class="pictures">{image(content, text)}</div>'
+    return "" if page.missing_plots() else page.figures([(text, page.plot_png(draw, (7, 3.2)))])

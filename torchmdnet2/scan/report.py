@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core import html_page as page
 from ..core.files import atomic_write, keep_old
-from ..core.html_page import document, figure_png, image, table
 from .findings import DEPTH
 from .paths import Array
 from .surfaces import Curve, Finding, minima
@@ -50,7 +49,7 @@ def picture(curves: Sequence[Curve], reference: str | None) -> bytes:
 
     columns = min(_COLUMNS, len(curves))
     lines = -(-len(curves) // columns)
-    return figure_png(draw, (max(4.2, 3.0 * columns), 2.5 * lines + 0.3))
+    return page.figure_png(draw, (max(4.2, 3.0 * columns), 2.5 * lines + 0.3))
 
 
 def _panel(axes: Axes, curve: Curve, reference: str | None) -> None:
@@ -172,10 +171,10 @@ class ScanReport:
         """
         prefix.parent.mkdir(parents=True, exist_ok=True)
         drawn: dict[str, bytes] = {}
-        try:
+        if why := page.missing_plots():
+            self.notes.append(why)
+        else:
             drawn = {kind: picture(self.of(kind), self.reference) for kind in TITLES if self.of(kind)}
-        except ImportError as error:
-            self.notes.append(f"no plots: {error.name} is not installed (pip install 'torchmdnet2[plot]')")
         content: dict[Path, bytes | str] = {
             _named(prefix, ".json"): json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n",
             _named(prefix, ".csv"): self._csv(),
@@ -222,21 +221,25 @@ class ScanReport:
         title = f"Scan of {self.formula}"
         about = self.model + (f", mean of {self.members} members" if self.members > 1 else "")
         about += f"; reference (in brackets): {self.reference}" if self.reference else ""
-        body = [f"<h1>{html.escape(title)}</h1>", f"<p class=note>{html.escape(about)}</p>"]
-        body += [f"<p class=note>{html.escape(note)}</p>" for note in self.notes]
         count = len(self.findings)
-        body.append(f"<p>{count} finding{'' if count == 1 else 's'}.</p>" if count else "<p>Nothing was found.</p>")
-        for kind, name in TITLES.items():
-            curves = self.of(kind)
-            if not curves:
-                continue
-            heads, lines = rows(curves, self.members > 1)
-            body += [f"<h2>{name}</h2>", f"<p class=note>{WORDS[kind]}</p>", table(heads, lines, left=(0,))]
-            body += [image(drawn[kind], f"energies along {name.lower()}", "wide")] if kind in drawn else []
-            words = [[c.path.name, f.text] for c in curves for f in c.findings]
-            words += [[c.path.name, f"{f.text} (the reference too: no finding)"] for c in curves for f in c.excused]
-            body += [table(["", "found"], words, left=(0, 1))] if words else []
-        return document(title, ["<style>.wide { width: 100% }</style>", *body])
+        return page.document(
+            title,
+            *map(page.note, [about, *self.notes]),
+            page.paragraph(f"{count} finding{'' if count == 1 else 's'}." if count else "Nothing was found."),
+            *(self._section(kind, drawn) for kind in TITLES if self.of(kind)),
+        )
+
+    def _section(self, kind: str, drawn: dict[str, bytes]) -> str:
+        curves, name = self.of(kind), TITLES[kind]
+        words = [(c.path.name, f.text) for c in curves for f in c.findings]
+        words += [(c.path.name, f"{f.text} (the reference too: no finding)") for c in curves for f in c.excused]
+        return page.section(
+            name,
+            page.note(WORDS[kind]),
+            page.table(*rows(curves, self.members > 1)),
+            page.image(drawn[kind], f"energies along {name.lower()}", "wide") if kind in drawn else "",
+            page.table(["", "found"], words, left=(0, 1)),
+        )
 
 
 def rows(curves: Sequence[Curve], ensemble: bool) -> tuple[list[str], list[list[str]]]:

@@ -6,9 +6,8 @@ It is made from the table that a run writes block by block, so that the report o
 from __future__ import annotations
 
 import csv
-import html
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from heapq import nsmallest
 from pathlib import Path
@@ -16,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core import html_page as page
 from ..core.files import atomic_write
-from ..core.html_page import document, figure_png, image, table
 from ..core.pipeline import rate_text
 from ..errors import needs_extra
 from ..training.reporting.report import structures as pictures_of
 from .records import RecordFile
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 __all__ = ["require_plots", "write_report"]
 
@@ -81,54 +80,48 @@ def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path
             record, _, reason = line.rstrip("\n").partition(": ")
             records.add(record)
             reasons[reason] += 1
-    of_relaxation = [
-        ["not converged, or with changed bonds", str(int((found["converged"] == 0).sum()))],
-        ["with changed bonds", str(changed)],
-    ]
-    summary = [
-        ["structures", str(len(formulas))],
-        ["records with failures", str(len(records))],
-        *(of_relaxation if relaxed else []),
-        ["novelty above 1", str(int((found["novelty"] > 1).sum()))],
-        ["time", f"{found['seconds'].sum():.1f} s, {rate_text(len(formulas), found['seconds'].sum())} a second"],
-    ]
+    of_relaxation = {
+        "not converged, or with changed bonds": int((found["converged"] == 0).sum()),
+        "with changed bonds": changed,
+    }
+    summary = {
+        "structures": len(formulas),
+        "records with failures": len(records),
+        **(of_relaxation if relaxed else {}),
+        "novelty above 1": int((found["novelty"] > 1).sum()),
+        "time": f"{found['seconds'].sum():.1f} s, {rate_text(len(formulas), found['seconds'].sum())} a second",
+    }
     best = nsmallest(_BEST, np.flatnonzero(found["converged"] == 1).tolist(), key=lambda k: (found["above"][k], k))
-    body = [
-        f"<h1>{html.escape(title)}</h1>",
-        table(["", ""], summary, left=(0, 1)),
-        "<h2>Distributions</h2>",
-        *_histograms(found),
-        "<h2>Lowest structures</h2>",
-        *_shown(results, best, found, "; converged, with unchanged bonds" if relaxed else ""),
-        "<h2>Failures</h2>",
-        table(["reason", "records"], [[reason, str(count)] for reason, count in reasons.most_common(_REASONS)])
-        if reasons
-        else "<p>None.</p>",
-        f"<p class=note>{len(reasons) - _REASONS} further reasons are in {html.escape(failed.name)}.</p>"
-        if len(reasons) > _REASONS
-        else "",
-    ]
-    atomic_write(path, document(title, body))
+    further = len(reasons) - _REASONS
+    content = page.document(
+        title,
+        page.facts(summary),
+        page.section("Distributions", page.figures(_histograms(found))),
+        page.section("Lowest structures", *_lowest(results, best, found, relaxed)),
+        page.section(
+            "Failures",
+            page.table(["reason", "records"], reasons.most_common(_REASONS)) or page.paragraph("None."),
+            page.note(f"{further} further reasons are in {failed.name}." if further > 0 else ""),
+        ),
+    )
+    atomic_write(path, content)
 
 
-def _histograms(found: dict[str, np.ndarray]) -> list[str]:
-    shown = []
+def _histograms(found: dict[str, np.ndarray]) -> Iterator[tuple[str, bytes]]:
     for name, label in _DISTRIBUTIONS.items():
         values = found[name][np.isfinite(found[name])]
         if len(values) and np.ptp(values) > 0:
-            shown.append(image(figure_png(partial(_draw, values, label), (5.2, 3.0)), f"histogram: {label}"))
-    return [f'<div class="pictures">{"".join(shown)}</div>']
+            yield f"histogram: {label}", page.plot_png(partial(_draw, values, label), (5.2, 3.0))
 
 
-def _draw(values: np.ndarray, label: str, figure: Figure) -> None:
-    axes = figure.subplots()
+def _draw(values: np.ndarray, label: str, axes: Axes) -> None:
     axes.hist(values, bins=min(60, max(10, len(values) // 10)))
     axes.set(xlabel=label, ylabel="structures")
 
 
-def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray], which: str) -> list[str]:
+def _lowest(results: Path, best: Sequence[int], columns: dict[str, np.ndarray], relaxed: bool) -> list[str]:
     if results.suffix.lower() == ".csv":
-        return ["<p>A table has no positions: write .sdf, .xyz or .h5 to see the structures.</p>"]
+        return [page.paragraph("A table has no positions: write .sdf, .xyz or .h5 to see the structures.")]
     wanted, found = set(best), {}
     for place, record in enumerate(RecordFile(str(results))):
         if place in wanted and record.starts:
@@ -141,11 +134,9 @@ def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray], w
     for place, picture in zip(order, pictures_of([found[place] for place in order]), strict=True):
         name = str(found[place].info["name"])
         numbers = [f"{columns[key][place]:.3f}" for key in ("energy", "above", "novelty")]
-        lines.append(
-            [image(picture, name, "structure"), html.escape(name), f"{columns['record'][place]:.0f}", *numbers]
-        )
+        lines.append([page.image(picture, name, "structure"), name, f"{columns['record'][place]:.0f}", *numbers])
+    which = "; converged, with unchanged bonds" if relaxed else ""
     return [
-        f"<p class=note>By energy above the lowest of the same formula{which}. Records are counted from 0 in the "
-        "input.</p>",
-        table(["", "name", "record", "energy (eV)", "above (eV)", "novelty"], lines, escaped=True, left=(0, 1)),
+        page.note(f"By energy above the lowest of the same formula{which}. Records are counted from 0 in the input."),
+        page.table(["", "name", "record", "energy (eV)", "above (eV)", "novelty"], lines, left=(0, 1)),
     ]

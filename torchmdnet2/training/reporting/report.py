@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from ...core import html_page as page
 from ...core.files import atomic_write
-from ...core.html_page import breakable, document, figure_png, image, missing_plots, table
 from ...potential.determined import Determined
 from ...potential.levels import Level
 from ...potential.potential import SYMBOLS, Potential
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Outlier", "Report", "digits", "ensemble_page", "find_outliers", "model_card", "outlier_frames", "pictures",
-    "spread_picture", "structures", "write_report",
+    "Report", "digits", "ensemble_page", "model_card", "pictures", "spread_picture", "structures", "write_report",
 ]  # fmt: skip
 
 
@@ -60,7 +58,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
     data = metadata.get("data", {})
     about = metadata.get("about", {})
     about = about if isinstance(about, Mapping) else {}
-    facts = {
+    known = {
         **_card_elements(config.get("elements") or [], data.get("elements")),
         "Level of theory": data.get("level_of_theory", "not stated"),
         **({"Levels of theory": ", ".join(data["levels"])} if data.get("levels") else {}),
@@ -76,7 +74,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         "Citation of the data": data.get("citation", "see below" if about else "not stated"),
         **{name.capitalize(): value for name, value in words.items()},
     }
-    lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    lines = [f"# {title}", "", *_markdown_table(["", ""], known.items())]
     for heading, text in about.items():
         lines += [f"## {heading}", "", str(text), ""]
     lines += _errors(metadata.get("errors", {}))
@@ -95,6 +93,13 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
     return "\n".join(lines)
 
 
+def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return lines of a table; none without rows."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    top = "| " + " | ".join(heads) + " |" if any(heads) else "|" + " |" * len(heads)
+    return [top, "|" + "---|" * len(heads), *lines, ""] if lines else []
+
+
 def _card_elements(elements: Sequence[int], trained: Sequence[int] | None) -> dict[str, str]:
     """Return elements of the training frames, and those that only the starting model knows."""
     kinds = {"Elements": elements}
@@ -109,24 +114,16 @@ def _card_elements(elements: Sequence[int], trained: Sequence[int] | None) -> di
 
 def _errors(errors: Mapping[str, Any]) -> list[str]:
     """Return a table of errors by subset and property, and of force errors by element."""
-    rows = []
+    rows: list[list[Any]] = []
     for subset, properties in sorted(errors.items(), reverse=True):
         for name, value in sorted(properties.items()):
             entries = sorted(value.items()) if name == "forces_by_element" else [("", value)]
             for element, error in entries:
                 label = f"forces on {element}" if element else name.replace("_", " ")
                 (mae, unit), (rmse, _) = shown(error["mae"], error["unit"]), shown(error["rmse"], error["unit"])
-                rows.append(f"| {subset} | {label} | {mae:.3f} | {rmse:.3f} | {unit} | {error['count']} |")
-    if not rows:
-        return []
-    return [
-        "## Errors",
-        "",
-        "| frames | property | MAE | RMSE | unit | labels |",
-        "|---|---|---|---|---|---|",
-        *rows,
-        "",
-    ]
+                rows.append([subset, label, f"{mae:.3f}", f"{rmse:.3f}", unit, error["count"]])
+    lines = _markdown_table(["frames", "property", "MAE", "RMSE", "unit", "labels"], rows)
+    return ["## Errors", "", *lines] if lines else []
 
 
 def _card_references(config: Mapping[str, Any]) -> list[str]:
@@ -137,15 +134,16 @@ def _card_references(config: Mapping[str, Any]) -> list[str]:
     for level, own in levels.items():
         for prior in own.get("priors") or []:
             if prior.get("name") == "atomref" and prior.get("energies"):
-                energies, note = {atomic_number(z, len(SYMBOLS)): energy for z, energy in prior["energies"].items()}, []
+                energies = {atomic_number(z, len(SYMBOLS)): energy for z, energy in prior["energies"].items()}
+                words: list[str] = []
                 if own.get("compositions") is not None:
                     determined = Determined(own["compositions"])
                     sentence = determined.sentence(own.get("elements") or energies)
-                    note = [f"{sentence[0].upper()}{sentence[1:]}.", ""]
+                    words = [f"{sentence[0].upper()}{sentence[1:]}.", ""]
                     energies = {z: energy for z, energy in energies.items() if z in determined.elements}
-                rows = [f"| {SYMBOLS[z]} | {energy:.6f} |" for z, energy in energies.items()]
+                rows = [(SYMBOLS[z], f"{energy:.6f}") for z, energy in energies.items()]
                 name = [f"### {level}", ""] if len(levels) > 1 else []
-                lines += [*name, *note, "| element | eV |", "|---|---|", *rows, ""]
+                lines += [*name, *words, *_markdown_table(["element", "eV"], rows)]
     return ["## Reference energies", "", *lines] if lines else []
 
 
@@ -163,80 +161,18 @@ def _data(data: Mapping[str, Any]) -> list[str]:
 
 def _card_sources(sources: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a table of the sources of a training on several levels of theory."""
-    if not sources:
-        return []
     rows = [
-        f"| {source['level']} | {', '.join(f'`{file}`' for file in source['files'])} | {source['frames']} | "
-        f"{source.get('licence', 'not stated')} | {source.get('citation', 'not stated')} |"
+        [source["level"], ", ".join(f"`{file}`" for file in source["files"]), source["frames"],
+         source.get("licence", "not stated"), source.get("citation", "not stated")]
         for source in sources
-    ]
-    head = "| level of theory | files | training frames | licence | citation |"
-    return ["## Sources", "", head, "|---|---|---|---|---|", *rows, ""]
+    ]  # fmt: skip
+    lines = _markdown_table(["level of theory", "files", "training frames", "licence", "citation"], rows)
+    return ["## Sources", "", *lines] if lines else []
 
 
 def _listed(values: Any, names: Mapping[Any, str] | None = None) -> str:
     names = names or {}
     return ", ".join(str(names.get(v, v)) for v in values) if values else "not stated"
-
-
-# --- The frames with the largest errors ---
-
-
-@dataclass
-class Outlier:
-    """A frame with large errors.
-
-    Attributes:
-        name: its source.
-        errors: property -> its rms error; NaN without label.
-        atoms: the structure; predictions are in its calculator, labels in `info` and `arrays` as "reference_…".
-    """
-
-    name: str
-    errors: dict[str, float]
-    atoms: Atoms
-
-
-def find_outliers(
-    potential: Potential, frames: Frames, evaluation: Evaluation, properties: Properties, number: int
-) -> list[Outlier]:
-    """Return the frames with the largest errors, worst first: errors of forces, else of the energy, else of another
-    label.
-
-    Args:
-        potential: the evaluated one.
-        frames: the frames of the evaluation.
-        evaluation: with errors by frame.
-        properties: what to predict.
-        number: largest number of frames.
-    """
-    table = evaluation.by_frame
-    names = [name for name in table if name != "frame"]
-    candidates = [name for name in ("forces", "energy_per_atom", *names) if name in table]
-    ranked = next((name for name in candidates if np.isfinite(table[name]).any()), None)
-    if ranked is None or number == 0:
-        return []
-    order = np.argsort(-np.nan_to_num(table[ranked], nan=-1.0), kind="stable")[:number]
-    found = []
-    for position in order.tolist():
-        if np.isfinite(table[ranked][position]):
-            errors = {name: float(table[name][position]) for name in names}
-            index = int(table["frame"][position])
-            found.append(Outlier(frames.data.name(index), errors, _atoms(potential, frames, position, properties)))
-    return found
-
-
-def _atoms(potential: Potential, frames: Frames, position: int, properties: Properties) -> Atoms:
-    batch = next(iter(Loader(frames)([[position]]))).to(potential.device)
-    result = predict(potential, batch, properties)
-    return Predictions.of(batch.sample, result, potential.outputs, [frames.name(position)]).frames()[0]
-
-
-def outlier_frames(found: Sequence[Outlier]) -> list[Atoms]:
-    """Return the structures, each with its errors in `info`."""
-    for outlier in found:
-        outlier.atoms.info.update({f"rms_error_{name}": value for name, value in outlier.errors.items()})
-    return [outlier.atoms for outlier in found]
 
 
 # --- The plots of the report. They are drawn without pyplot: no window, no global state ---
@@ -261,7 +197,7 @@ def pictures(history: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Eva
     """
     curves = _curves(history, {name: error for e in evaluations.values() for name, error in e.errors.items()})
     found = {
-        "learning_curve": figure_png(
+        "learning_curve": page.figure_png(
             partial(_learning_curve, history, curves), (5.2, max(4.2, 0.8 + 1.6 * len(curves)))
         )
     }
@@ -270,11 +206,11 @@ def pictures(history: Sequence[Mapping[str, Any]], evaluations: Mapping[str, Eva
         for name, pair in evaluation.pairs.items():
             if len(pair[0]) and name in evaluation.errors:
                 draw = partial(_parity, pair, evaluation.errors[name], name, subset)
-                found[_FILES.get(name, f"{name}_parity") + end] = _picture(draw)
+                found[_FILES.get(name, f"{name}_parity") + end] = page.plot_png(draw)
         by_element = evaluation.errors.get("forces_by_element")
         if by_element:
             size = (max(5.2, 0.4 * len(by_element)), 4.2)
-            found[f"errors_by_element{end}"] = _picture(partial(_elements, by_element, subset), size)
+            found[f"errors_by_element{end}"] = page.plot_png(partial(_elements, by_element, subset), size)
     return found
 
 
@@ -297,7 +233,7 @@ def digits(value: float, count: int = 4) -> str:
 
 def structures(frames: Sequence[Atoms]) -> list[bytes]:
     """Draw a small picture of each structure, seen along its shortest principal axis, as PNG."""
-    return [_picture(partial(_structure, atoms), size=(1.8, 1.5)) for atoms in frames]
+    return [page.plot_png(partial(_structure, atoms), size=(1.8, 1.5)) for atoms in frames]
 
 
 def spread_picture(error: np.ndarray, deviation: np.ndarray, name: str, unit: str) -> bytes:
@@ -314,11 +250,7 @@ def spread_picture(error: np.ndarray, deviation: np.ndarray, name: str, unit: st
                  ylabel=f"error of their mean (m{unit})", title=name.replace("_", " ").capitalize())  # fmt: skip
         axes.legend()
 
-    return _picture(draw)
-
-
-def _picture(draw: Callable[[Axes], None], size: tuple[float, float] = (5.2, 4.2)) -> bytes:
-    return figure_png(lambda figure: draw(figure.add_subplot()), size)
+    return page.plot_png(draw)
 
 
 def _curves(history: Sequence[Mapping[str, Any]], errors: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -461,83 +393,85 @@ class Report:
     outliers: int = 10
 
 
-def write_report(folder: Path, report: Report) -> list[Path]:
-    """Write report.html, the PNG files and outliers.xyz.
+def write_report(folder: Path, report: Report) -> None:
+    """Write report.html, the plots as PNG files, and outliers.xyz. Without matplotlib there are no plots.
 
     Args:
         folder: the folder of the files.
         report: the contents.
-
-    Returns:
-        The files written; without matplotlib, no plots are among them and in the page.
     """
-    detailed = list({name.partition(", ")[2]: name for name in report.evaluations}.values())  # the last of each level
-    drawn = {} if missing_plots() else pictures(report.history, {name: report.evaluations[name] for name in detailed})
-    found = {
-        name: find_outliers(
-            report.potential, report.frames[name], report.evaluations[name], report.properties, report.outliers
-        )
-        for name in detailed
-    }
-    written = []
+    last = {name.partition(", ")[2]: name for name in report.evaluations}.values()  # of each level
+    detailed = {name: report.evaluations[name] for name in last}
+    drawn = {} if page.missing_plots() else pictures(report.history, detailed)
+    found = {name: _outliers(report, name) for name in detailed}
     for name, content in drawn.items():
         atomic_write(folder / f"{name}.png", content)
-        written.append(folder / f"{name}.png")
     if any(found.values()):
         from ase.io import write
 
         text = io.StringIO()
-        write(text, outlier_frames([outlier for part in found.values() for outlier in part]), format="extxyz")
+        write(text, [outlier.atoms for part in found.values() for outlier in part], format="extxyz")
         atomic_write(folder / "outliers.xyz", text.getvalue())
-        written.append(folder / "outliers.xyz")
     atomic_write(folder / "report.html", _page(report, drawn, found))
-    return [*written, folder / "report.html"]
 
 
-def _page(report: Report, drawn: Mapping[str, bytes], found: Mapping[str, Sequence[Outlier]]) -> str:
+@dataclass
+class _Outlier:
+    """A frame with large errors: its source, the rms error of each property (NaN without label), and the structure with
+    predictions in its calculator, and labels and errors in `info` and `arrays`."""
+
+    name: str
+    errors: dict[str, float]
+    atoms: Atoms
+
+
+def _outliers(report: Report, subset: str) -> list[_Outlier]:
+    """Return the frames with the largest errors, worst first: errors of forces, else of the energy, else of another
+    label."""
+    frames, columns = report.frames[subset], dict(report.evaluations[subset].by_frame)
+    indices = columns.pop("frame", ())
+    candidates = [name for name in ("forces", "energy_per_atom", *columns) if name in columns]
+    ranked = next((columns[name] for name in candidates if np.isfinite(columns[name]).any()), np.zeros(0))
+    found = []
+    for position in np.argsort(-np.nan_to_num(ranked, nan=-1.0), kind="stable")[: report.outliers].tolist():
+        if np.isfinite(ranked[position]):
+            batch = next(iter(Loader(frames)([[position]]))).to(report.potential.device)
+            result = predict(report.potential, batch, report.properties)
+            names = [frames.name(position)]
+            (atoms,) = Predictions.of(batch.sample, result, report.potential.outputs, names).frames()
+            errors = {name: float(column[position]) for name, column in columns.items()}
+            atoms.info.update({f"rms_error_{name}": value for name, value in errors.items()})
+            found.append(_Outlier(frames.data.name(int(indices[position])), errors, atoms))
+    return found
+
+
+def _page(report: Report, drawn: Mapping[str, bytes], found: Mapping[str, Sequence[_Outlier]]) -> str:
     data = report.metadata.get("data", {})
-    files = table(
-        ["data file", "sha256"],
-        [[path, digest] for path, digest in data.get("files", {}).items()],
-        code=True,
-        left=(0, 1),
-    )
-    body = [
-        f"<h1>{html.escape(report.title)}</h1>",
-        f"<p class=note>{html.escape(_headline(report))}</p>",
-        f"<p class=note>{html.escape(_subject(report))}</p>",
-        "<h2>Errors</h2>",
-        _error_table(report.evaluations),
-        "<p class=note>Spread: RMSE over the standard deviation of the labels, energies minus the reference energies; "
-        "100 % means no better than predicting the mean.</p>",
-        *(_file_table(report.evaluations[subset], report.frames[subset], subset) for subset in found),
-        "<div class=pictures>",
-        *(image(content, name.replace("_", " ")) for name, content in drawn.items()),
-        "</div>",
-    ]
-    for subset in found:
-        rows = [[z, *_numbers(e)] for z, e in report.evaluations[subset].errors.get("forces_by_element", {}).items()]
-        if rows:
-            body += [
-                f"<h2>Forces by element, {html.escape(_frames_of(subset))}</h2>",
-                table(["element", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 3)),
-            ]
-    for subset, outliers in found.items():
-        if outliers:
-            body.append(f"<h2>Largest errors, {html.escape(_frames_of(subset))}</h2>")
-            body.append(_outlier_table(outliers, report.evaluations[subset].errors))
-    if any(found.values()):
-        body.append("<p class=note>Structures, labels and predictions are in outliers.xyz.</p>")
-    body += ["<h2>Time and memory</h2>", table(["", ""], [[k, v] for k, v in report.costs.items()], left=(0, 1))]
     counts = ", ".join(f"{len(frames)} {name.replace(', ', ' at ', 1)}" for name, frames in report.frames.items())
-    body += ["<h2>Data</h2>", f"<p>{html.escape(counts)}; split: {html.escape(str(data.get('split', '')))}</p>", files]
-    references = _references(report.potential)
-    if references:
-        heads = ["element", "reference energy", "unit", "level"]
-        body.append(table(heads[: len(references[0])], references, left=(0, 2, 3)))
-    text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
-    body += ["<h2>Configuration</h2>", f"<pre>{html.escape(text)}</pre>"]
-    return document(report.title, body)
+    detailed = {subset: report.evaluations[subset] for subset in found}
+    spread = (
+        "Spread: RMSE over the standard deviation of the labels, energies minus the reference energies; 100 % means no "
+        "better than predicting the mean."
+    )
+    by_file = [_file_table(evaluation, report.frames[subset], subset) for subset, evaluation in detailed.items()]
+    plots = page.figures((name.replace("_", " "), content) for name, content in drawn.items())
+    return page.document(
+        report.title,
+        page.note(_headline(report)),
+        page.note(_subject(report)),
+        page.section("Errors", _error_table(report.evaluations), page.note(spread), *by_file, plots),
+        *(page.section(f"Forces by element, {_frames_of(s)}", _element_table(e)) for s, e in detailed.items()),
+        *(page.section(f"Largest errors, {_frames_of(s)}", _outlier_table(found[s], e)) for s, e in detailed.items()),
+        page.note("Structures, labels and predictions are in outliers.xyz." if any(found.values()) else ""),
+        page.section("Time and memory", page.facts(report.costs)),
+        page.section(
+            "Data",
+            page.paragraph(f"{counts}; split: {data.get('split', '')}"),
+            page.table(["data file", "sha256"], data.get("files", {}).items(), code=True, left=(0, 1)),
+            _reference_table(report.potential),
+        ),
+        page.section("Configuration", page.configuration(report.config)),
+    )
 
 
 def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, Any], images: Sequence[bytes]) -> str:
@@ -549,32 +483,24 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         members: name -> errors of each, on the same frames.
         images: plots, PNG.
     """
-    rows = [
-        [who, name.replace("_", " "), *_numbers(error)]
-        for who, errors in (("mean", metrics["errors"]), *members.items())
-        for name, error in errors.items()
-        if name != "forces_by_element"
-    ]
+    errors = [row for who, own in (("mean", metrics["errors"]), *members.items()) for row in _error_rows(who, own)]
     spread = [
         [name.replace("_", " "), *(digits(shown(v[key], v["unit"])[0]) for key in ("rms_spread", "rmse")),
          shown(0.0, v["unit"])[1], "–" if v["ratio"] is None else f"{v['ratio']:.2f}", f"{v['correlation']:.2f}"]
         for name, v in metrics["spread"].items()
     ]  # fmt: skip
-    body = [
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p class=note>{len(members)} members; errors on {metrics['subset']} frames</p>",
-        "<h2>Errors</h2>",
-        table(["", "property", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 1, 4)),
-        "<h2>Spread</h2>",
-        "<p>Standard deviation of the members and error of their mean, by component as above; the plots show "
-        "lengths of vectors. The correlation is that of the ranks: 1 where a larger spread always means a larger "
-        "error.</p>",
-        table(["", "rms spread", "RMSE", "unit", "RMSE / spread", "correlation"], spread, left=(0, 3)),
-        "<div class=pictures>",
-        *(image(picture, "error over spread") for picture in images),
-        "</div>",
-    ]
-    return document(title, body)
+    meaning = (
+        "Standard deviation of the members and error of their mean, by component as above; the plots show lengths of "
+        "vectors. The correlation is that of the ranks: 1 where a larger spread always means a larger error."
+    )
+    heads = ["", "rms spread", "RMSE", "unit", "RMSE / spread", "correlation"]
+    return page.document(
+        title,
+        page.note(f"{len(members)} members; errors on {metrics['subset']} frames"),
+        page.section("Errors", page.table(["", "property", "MAE", "RMSE", "unit", "labels"], errors, left=(0, 1, 4))),
+        page.section("Spread", page.paragraph(meaning), page.table(heads, spread, left=(0, 3))),
+        page.figures(("error over spread", picture) for picture in images),
+    )
 
 
 def _headline(report: Report) -> str:
@@ -595,32 +521,45 @@ def _subject(report: Report) -> str:
     return f"{named}elements {elements}; cutoff {report.potential.cutoff} Å"
 
 
-def _references(potential: Potential) -> list[list[str]]:
-    """Return rows of the reference energies, with the level of theory if there are several."""
-    return [
+def _reference_table(potential: Potential) -> str:
+    """Return a table of the reference energies, with the level of theory if there are several."""
+    levels = [[name] for name in potential.level_names] or [[]]
+    rows = [
         [SYMBOLS[int(z)], f"{energy:.6f}", "eV", *level]
-        for level in [[name] for name in potential.level_names] or [[]]
+        for level in levels
         for prior in (potential.at_level(*level) if level else potential).config["priors"]
         if prior["name"] == "atomref"
         for z, energy in (prior["energies"] or {}).items()
     ]
+    return page.table(["element", "reference energy", "unit", *("level" for _ in levels[0])], rows, left=(0, 2, 3))
+
+
+def _error_rows(who: str, errors: Mapping[str, Any]) -> list[list[str]]:
+    """Return rows of whose errors they are, the property and the numbers."""
+    rest = {name: error for name, error in errors.items() if name != "forces_by_element"}
+    return [[who, name.replace("_", " "), *_numbers(error)] for name, error in rest.items()]
 
 
 def _error_table(evaluations: Mapping[str, Evaluation]) -> str:
     rows = [
-        [subset, name.replace("_", " "), *_numbers(error), _of_spread(evaluation, name, error)]
+        [*row, _of_spread(evaluation, name)]
         for subset, evaluation in reversed(list(evaluations.items()))
         for name, error in evaluation.errors.items()
-        if name != "forces_by_element"
+        for row in _error_rows(subset, {name: error})
     ]
-    return table(["frames", "property", "MAE", "RMSE", "unit", "labels", "of spread"], rows, left=(0, 1, 4))
+    return page.table(["frames", "property", "MAE", "RMSE", "unit", "labels", "of spread"], rows, left=(0, 1, 4))
 
 
-def _of_spread(evaluation: Evaluation, name: str, error: Mapping[str, Any]) -> str:
+def _element_table(evaluation: Evaluation) -> str:
+    rows = [[z, *_numbers(error)] for z, error in evaluation.errors.get("forces_by_element", {}).items()]
+    return page.table(["element", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 3))
+
+
+def _of_spread(evaluation: Evaluation, name: str) -> str:
     """Return RMSE relative to the standard deviation of the labels, in percent; "" if there is none."""
     labels = evaluation.pairs[name][0] if name in evaluation.pairs else np.zeros(0)
     spread = float(labels.std()) if len(labels) else 0.0
-    return f"{digits(100 * error['rmse'] / spread, 2)} %" if spread > 0 else ""
+    return f"{digits(100 * evaluation.errors[name]['rmse'] / spread, 2)} %" if spread > 0 else ""
 
 
 def _numbers(error: Mapping[str, Any]) -> list[str]:
@@ -628,44 +567,45 @@ def _numbers(error: Mapping[str, Any]) -> list[str]:
     return [digits(mae), digits(rmse), unit, str(error["count"])]
 
 
+def _columns(errors: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return property -> unit of its errors, and headings with the units that errors are shown in."""
+    units = {name: errors[name]["unit"] if name in errors else "" for name in names}
+    return units, [name.replace("_", " ") + (f"\n({shown(0.0, of)[1]})" if of else "") for name, of in units.items()]
+
+
+def _value(error: float, unit: str) -> str:
+    """Return an error in the unit that it is shown in; "–" without labels."""
+    return digits(shown(error, unit)[0]) if math.isfinite(error) else "–"
+
+
 def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
     """Return a table of rms errors by data file, if there are several."""
-    if "frame" not in evaluation.by_frame:
-        return ""
-    origin = np.array([frames.data.name(int(i)).rpartition(", frame ")[0] for i in evaluation.by_frame["frame"]])
+    columns = dict(evaluation.by_frame)
+    origin = np.array([frames.data.name(int(i)).rpartition(", frame ")[0] for i in columns.pop("frame", ())])
     files = sorted(set(origin.tolist()))
-    names = [name for name in evaluation.by_frame if name != "frame"]
     if not 1 < len(files) <= 200:
         return ""
-    units = [evaluation.errors[name]["unit"] if name in evaluation.errors else "" for name in names]
-    rows = []
-    for file in files:
-        columns = [evaluation.by_frame[name][origin == file] for name in names]
-        known = [c[np.isfinite(c)] for c in columns]
-        rms = [float(np.sqrt(np.mean(c**2))) if len(c) else None for c in known]
-        values = ["–" if r is None else digits(shown(r, unit)[0]) for r, unit in zip(rms, units, strict=True)]
-        rows.append([file, str(int((origin == file).sum())), *values])
-    heads = [f"{name.replace('_', ' ')}{_in(unit)}" for name, unit in zip(names, units, strict=True)]
-    return f"<p>Rms error of frames by origin, {html.escape(_frames_of(subset))}:</p>" + table(
+
+    def rms(errors: np.ndarray) -> float:
+        known = errors[np.isfinite(errors)]
+        return float(np.sqrt(np.mean(known**2))) if len(known) else math.nan
+
+    units, heads = _columns(evaluation.errors, columns)
+    rows = [
+        [file, (origin == file).sum(), *(_value(rms(columns[name][origin == file]), of) for name, of in units.items())]
+        for file in files
+    ]
+    return page.paragraph(f"Rms error of frames by origin, {_frames_of(subset)}:") + page.table(
         ["file", "frames", *heads], rows
     )
 
 
-def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
-    shown_atoms = [] if missing_plots() else structures([outlier.atoms for outlier in found])
-    units = {name: errors[name]["unit"] if name in errors else "" for name in found[0].errors}
+def _outlier_table(found: Sequence[_Outlier], evaluation: Evaluation) -> str:
+    units, heads = _columns(evaluation.errors, found[0].errors if found else ())
+    drawn = [] if page.missing_plots() else structures([outlier.atoms for outlier in found])
     rows = []
-    for outlier, picture in zip_longest(found, shown_atoms):
-        values = [
-            digits(shown(value, units[name])[0]) if np.isfinite(value) else "–"
-            for name, value in outlier.errors.items()
-        ]
-        rows.append([breakable(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
-                     image(picture, outlier.name, "structure") if picture else ""])  # fmt: skip
-    heads = [f"{name.replace('_', ' ')}{_in(units[name])}" for name in found[0].errors]
-    return table(["frame", "formula", *heads, ""], rows, escaped=True, left=(0, 1))
-
-
-def _in(unit: str) -> str:
-    """Return the unit that errors are shown in, for a heading."""
-    return f"\n({shown(0.0, unit)[1]})" if unit else ""
+    for outlier, picture in zip_longest(found, drawn):
+        values = [_value(outlier.errors[name], unit) for name, unit in units.items()]
+        shown_atoms = page.image(picture, outlier.name, "structure") if picture else ""
+        rows.append([outlier.name, outlier.atoms.get_chemical_formula(), *values, shown_atoms])
+    return page.table(["frame", "formula", *heads, ""], rows, left=(0, 1))
