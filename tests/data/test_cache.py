@@ -25,10 +25,10 @@ from torchmdnet2.data import (
 )
 from torchmdnet2.data.cache import build_folder, cache_folder, write_cache
 from torchmdnet2.data.dataset import BLOCK, Column, ColumnWriter, expand
-from torchmdnet2.data.edges import EdgeMemory, search
 from torchmdnet2.data.reader import Chunk, LoadedDataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.neighbors.frames import EdgeMemory, search
 
 from .frames import METHANE, make_mixture, make_sample, same
 from .test_readers import some_orders
@@ -346,7 +346,7 @@ def test_lists_equal_a_fresh_search(source, folder, cutoff, monkeypatch):
             assert edges.count.tolist() == files.count[frames].tolist()
         most = max(most, int(expected.row_ptr.diff().max()))
     assert files.neighbors[2] == most and 0 <= files.neighbors[0] <= files.neighbors[1] <= most
-    monkeypatch.setattr("torchmdnet2.data.edges._DENSE_PAIRS", 50)
+    monkeypatch.setattr("torchmdnet2.neighbors.frames._DENSE_PAIRS", 50)
     batch = data.batch(molecules).system
     assert same_list(search(batch, cutoff).joined(data.sizes()[molecules], cutoff), neighbor_list(batch, cutoff))
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from torchmdnet2 import System
-from torchmdnet2.data.edges import EdgeMemory, in_threads, search
+from torchmdnet2.core.pipeline import in_threads
+from torchmdnet2.neighbors.frames import EdgeMemory, search
 
 
 def test_results_come_in_order():

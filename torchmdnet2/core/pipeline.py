@@ -41,18 +41,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Journal", "Pool", "ProcessEnded", "Setup", "Stages", "Work", "blocks_of", "devices_pool", "helpers_for",
-    "helpers_pool", "in_order", "left_text", "may_have_children", "rate_text", "through",
+    "helpers_pool", "in_order", "in_threads", "left_text", "may_have_children", "rate_text", "through",
 ]  # fmt: skip
 
 _IMPORTED = ("ase.io.extxyz",)  # where structures are read or written; takes a second in each process
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # read when a library is loaded
 _HELPERS = 24  # processes beside GPUs
+_MOST_THREADS = 8
 _AHEAD = 2  # number of blocks that wait for each device
 _SLOT = 2**24  # bytes of a slot of shared memory
 _LARGE = 2**29  # bytes of input from which on a separate process for a single GPU, which starts 4 s later, saves time
 _RESUME = "the results so far are written, and the same command continues from there"
 _LOST = "no results are written without an output: take fewer devices, or smaller batches or blocks"
 _Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
 _Executor = TypeVar("_Executor", bound=Executor)
 Work = Callable[[Any], Any]
 """Computes a block, or a stage of it."""
@@ -219,6 +221,24 @@ def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
     finally:
         for future in pending:
             future.cancel()
+
+
+def in_threads(
+    function: Callable[[_Item], _Found], items: Iterable[_Item], begin: Callable[[], object] | None = None
+) -> Iterator[_Found]:
+    """Yield a function's results in the order of the items, as `in_order` does with up to eight threads.
+
+    Args:
+        function: the function, which several threads call at a time.
+        items: its arguments.
+        begin: function that each thread calls once before its first item.
+
+    Raises:
+        Exception: the error of the first item whose call failed.
+    """
+    count = min(_MOST_THREADS, usable_cores())
+    with ThreadPoolExecutor(count, initializer=begin) as threads:
+        yield from in_order(items, Pool(lambda item: threads.submit(function, item), lambda: count))
 
 
 @contextmanager

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 
 from ..core.files import atomic_write, umask
+from ..core.pipeline import in_threads
 from ..errors import BadData
+from ..neighbors.frames import FrameEdges, search
 from ..system import System
 from .dataset import Column, ColumnWriter, Dataset, FrameFacts, Sample, checked_index, expand, read_facts
-from .edges import FrameEdges, in_threads, search
 from .labels import LABELS, missing_key
 from .reader import Chunk, Reader
 
@@ -258,8 +259,8 @@ class CachedEdges:
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedEdges, self._made_of
 
-    def gather(self, frames: np.ndarray) -> FrameEdges:
-        """Return the edges of some frames."""
+    def gather(self, frames: np.ndarray, system: System | None = None) -> FrameEdges:
+        """Return the edges of some frames; what `EdgeMemory` searches in a system is read here."""
         count, first = self.count[frames], self._starts[frames]
         index = expand(first, count)
         shift = self._columns["shift"].ranges(first, count, index) if len(self._columns["shift"]) else None

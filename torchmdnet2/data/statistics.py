@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import BadData
+from ..neighbors.frames import search
 from .dataset import Dataset
-from .edges import search
 from .labels import label_names
 
 __all__ = ["Statistics", "fit_atomref", "statistics"]

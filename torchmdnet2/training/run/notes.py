@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset, Statistics, statistics
-from ...data.edges import EdgeMemory
 from ...data.label_checks import (
     Agreement,
     Usual,
@@ -26,6 +25,7 @@ from ...data.label_checks import (
     zeros,
 )
 from ...data.pair_regression import EVIDENCE, ORDERS, PLAIN, VASP, Factor, Regression, regression
+from ...neighbors.frames import EdgeMemory
 from ...potential.potential import SYMBOLS
 from ..config.sections import epoch_of
 from ..steps.batches import Frames

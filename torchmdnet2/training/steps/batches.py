@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
+from ...core.pipeline import in_threads
 from ...data import Dataset, Sample
 from ...data.cache import CachedDataset, CachedEdges
-from ...data.edges import EdgeMemory, FrameEdges, in_threads
 from ...data.labels import GROUP, LEVEL
 from ...data.splits import epoch_batches, epoch_order, group_batches, in_order
 from ...neighbors import NeighborList
+from ...neighbors.frames import EdgeMemory
 from ...potential.potential import Potential
 from ...potential.refusals import rename
 from ...system import System
@@ -136,7 +137,7 @@ class Frames(TorchDataset):
             frames: [B] their indices in the data set.
             sample: what it has of them.
         """
-        edges = self._edges(frames, sample.system)
+        edges = self.lists.gather(frames, sample.system)
         sizes = np.bincount(sample.system.batch.numpy(), minlength=len(frames))
         return Batch(sample, edges.joined(sizes, self.cutoff), frames.tolist())
 
@@ -148,9 +149,6 @@ class Frames(TorchDataset):
         for items in order:
             frames = self.indices[np.asarray(items, dtype=np.int64)]
             yield frames, self.data.batch(frames)
-
-    def _edges(self, frames: np.ndarray, system: System) -> FrameEdges:
-        return self.lists.gather(frames, system) if isinstance(self.lists, EdgeMemory) else self.lists.gather(frames)
 
     @cached_property
     def once(self) -> tuple[Frames, np.ndarray]:

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.pipeline import in_threads
 from ...data.dataset import select
-from ...data.edges import EdgeMemory, are_small_molecules, in_threads, search
 from ...data.labels import GROUP, LABELS, LEVEL, label_names
 from ...engine.graph import GraphMemory
 from ...engine.select import fast_path
 from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
 from ...neighbors import NeighborList
+from ...neighbors.frames import EdgeMemory, are_small_molecules, search
 from ...neighbors.pairs import PairLists, require_molecules
 from ...potential.derivatives import gradients_of, stress_of, with_leaves
 from ...potential.potential import Potential

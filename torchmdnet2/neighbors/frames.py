@@ -1,54 +1,20 @@
-"""Neighbor lists of many frames for training: searched once, in several threads, and kept compactly."""
+"""Neighbor lists of many frames on the CPU: searched once, kept compactly, and joined to batches without a loop over
+frames."""
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..neighbors import NeighborList, neighbor_list
 from ..system import System
+from . import NeighborList, neighbor_list
 
-__all__ = ["EdgeMemory", "FrameEdges", "are_small_molecules", "in_threads", "search"]
+__all__ = ["EdgeMemory", "FrameEdges", "are_small_molecules", "search"]
 
-
-_MOST = 8
-_Item = TypeVar("_Item")
-_Found = TypeVar("_Found")
-
-
-def in_threads(
-    function: Callable[[_Item], _Found], items: Iterable[_Item], begin: Callable[[], object] | None = None
-) -> Iterator[_Found]:
-    """Yield a function's results in the order of the items; threads compute a few of them ahead.
-
-    Args:
-        function: the function, which several threads call at a time.
-        items: its arguments.
-        begin: function that each thread calls once before its first item.
-
-    Raises:
-        Exception: the error of the first item whose call failed.
-    """
-    threads = min(_MOST, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    waiting: deque[Future[_Found]] = deque()
-    with ThreadPoolExecutor(threads, initializer=begin) as pool:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-# --- Neighbor lists that are joined to batches without a loop over frames ---
 
 _DENSE_ATOMS = 128  # up to this size all pairs of a molecule are compared
 _DENSE_PAIRS = 2**19  # number of pairs at once
