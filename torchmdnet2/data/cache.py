@@ -15,7 +15,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,25 +33,10 @@ from .labels import LABELS, missing_key
 from .reader import Chunk, Reader
 
 __all__ = [
-    "AUTO_BYTES",
-    "CACHE_FORMAT",
-    "CacheWriter",
-    "CachedDataset",
-    "CachedEdges",
-    "build_folder",
-    "cache_folder",
-    "cache_root",
-    "cached",
-    "file_facts",
-    "locked",
-    "missing_keys",
-    "read_index",
-    "stored_facts",
-    "write_cache",
-    "write_edges",
-    "write_facts",
-    "write_index",
-]
+    "AUTO_BYTES", "CACHE_FORMAT", "CachedDataset", "CachedEdges", "build_folder", "cache_folder", "cache_root",
+    "cached", "file_facts", "locked", "missing_keys", "read_index", "stored_facts", "write_cache", "write_edges",
+    "write_facts", "write_index",
+]  # fmt: skip
 
 
 CACHE_FORMAT = "torchmdnet2 cache 2"
@@ -136,17 +121,41 @@ def read_index(folder: Path) -> dict[str, Any]:
     return content
 
 
+class _Columns(dict[str, ColumnWriter]):
+    """The columns of a folder while they are written: name -> column.
+
+    Args:
+        folder: an empty folder.
+        kinds: name -> type of the numbers.
+        rows: name -> shape of a row, if it is not a single number.
+    """
+
+    def __init__(self, folder: Path, kinds: Mapping[str, str], rows: Mapping[str, tuple[int, ...]]):
+        super().__init__({name: ColumnWriter(folder, name, kind, rows.get(name, ())) for name, kind in kinds.items()})
+        self.folder = folder
+
+    def finish(self, **facts: Any) -> None:
+        """Complete the files, and write index.json with these facts, which are plain data."""
+        write_index(self.folder, {"columns": {name: column.finish() for name, column in self.items()}, **facts})
+
+    def close(self) -> None:
+        for column in self.values():
+            column.close()
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Column]]:
+    """Return the facts and the columns of a folder that `_Columns` wrote."""
+    index = read_index(folder)
+    return index, {name: Column(folder, name, facts) for name, facts in index["columns"].items()}
+
+
 # --- Statistics of single frames, stored in flat files with the cached frames ---
 
-_COLUMNS = {
-    "energies": "f8",
-    "charges": "i4",
-    "spins": "i4",
-    "force_square": "f8",
-    "force_count": "i8",
-    "keys": "u8",
-    "labelled": "u4",  # bit k says whether the frame has label k
-}
+_FACTS = {
+    "energies": "f8", "charges": "i4", "spins": "i4", "force_square": "f8", "force_count": "i8", "keys": "u8",
+    "labelled": "u4", "counts": "i4",
+}  # fmt: skip
+"""Bit k of `labelled` says whether the frame has label k."""
 
 
 def write_facts(folder: Path, data: Dataset) -> None:
@@ -161,17 +170,11 @@ def write_facts(folder: Path, data: Dataset) -> None:
     bits = np.zeros(len(data), dtype=np.uint32)
     for k, name in enumerate(labels):
         bits |= facts.labelled[name].astype(np.uint32) << np.uint32(k)
-    with build_folder(folder) as aside:
-        columns = {name: ColumnWriter(aside, name, kind) for name, kind in _COLUMNS.items()}
-        columns["counts"] = ColumnWriter(aside, "counts", "i4", (len(facts.elements),))
-        try:
-            for name, column in columns.items():
-                column.append(bits if name == "labelled" else getattr(facts, name))
-            written = {name: column.finish() for name, column in columns.items()}
-        finally:
-            for column in columns.values():
-                column.close()
-        write_index(aside, {"elements": facts.elements.tolist(), "labels": labels, "columns": written})
+    rows = {"counts": (len(facts.elements),)}
+    with build_folder(folder) as aside, closing(_Columns(aside, _FACTS, rows)) as columns:
+        for name, column in columns.items():
+            column.append(bits if name == "labelled" else getattr(facts, name))
+        columns.finish(elements=facts.elements.tolist(), labels=labels)
 
 
 def stored_facts(folder: Path) -> FrameFacts:
@@ -180,8 +183,8 @@ def stored_facts(folder: Path) -> FrameFacts:
     Raises:
         BadData: a file is missing or damaged.
     """
-    index = read_index(folder)
-    columns = {name: Column(folder, name, facts).all() for name, facts in index["columns"].items()}
+    index, files = _read(folder)
+    columns = {name: column.all() for name, column in files.items()}
     bits = columns.pop("labelled")
     labelled = {name: (bits >> np.uint32(k) & np.uint32(1)).astype(bool) for k, name in enumerate(index["labels"])}
     return FrameFacts(elements=np.array(index["elements"]), labelled=labelled, **columns)
@@ -201,37 +204,25 @@ def write_edges(folder: Path, data: Dataset, cutoff: float) -> None:
         cutoff: cutoff in Å.
     """
     sizes = data.sizes()
-    kind = "u2" if sizes.max() < 2**16 else "i4"
-    with build_folder(folder) as aside:
-        columns = {
-            "starts": ColumnWriter(aside, "starts", "i8"),
-            "degree": ColumnWriter(aside, "degree", "i4"),
-            "sender": ColumnWriter(aside, "sender", kind),
-            "shift": ColumnWriter(aside, "shift", "i4", (3,)),
-        }
-        try:
-            columns["starts"].append(np.zeros(1, dtype=np.int64))
-            total, least, most, periodic = 0, 2**62, 0, False
-            starts = range(0, len(data), _CHUNK)
-            chunks = (np.arange(first, min(first + _CHUNK, len(data))) for first in starts)
-            for found in in_threads(lambda frames: search(data.batch(frames).system, cutoff), chunks):
-                columns["starts"].append(total + np.cumsum(found.count))
-                columns["degree"].append(found.degree)
-                columns["sender"].append(found.sender)
-                if found.shift is not None:
-                    columns["shift"].fill(total, 0)
-                    columns["shift"].append(found.shift)
-                total += len(found.sender)
-                periodic = periodic or found.shift is not None
-                least, most = min(least, int(found.degree.min())), max(most, int(found.degree.max()))
-            if periodic:
+    kinds = {"starts": "i8", "degree": "i4", "sender": "u2" if sizes.max() < 2**16 else "i4", "shift": "i4"}
+    with build_folder(folder) as aside, closing(_Columns(aside, kinds, {"shift": (3,)})) as columns:
+        columns["starts"].append(np.zeros(1, dtype=np.int64))
+        total, least, most, periodic = 0, 2**62, 0, False
+        starts = range(0, len(data), _CHUNK)
+        chunks = (np.arange(first, min(first + _CHUNK, len(data))) for first in starts)
+        for found in in_threads(lambda frames: search(data.batch(frames).system, cutoff), chunks):
+            columns["starts"].append(total + np.cumsum(found.count))
+            columns["degree"].append(found.degree)
+            columns["sender"].append(found.sender)
+            if found.shift is not None:
                 columns["shift"].fill(total, 0)
-            facts = {name: column.finish() for name, column in columns.items()}
-        finally:
-            for column in columns.values():
-                column.close()
-        mean = total / int(sizes.sum())
-        write_index(aside, {"cutoff": cutoff, "neighbors": [least, mean, most], "columns": facts})
+                columns["shift"].append(found.shift)
+            total += len(found.sender)
+            periodic = periodic or found.shift is not None
+            least, most = min(least, int(found.degree.min())), max(most, int(found.degree.max()))
+        if periodic:
+            columns["shift"].fill(total, 0)
+        columns.finish(cutoff=cutoff, neighbors=[least, total / int(sizes.sum()), most])
 
 
 class CachedEdges:
@@ -249,10 +240,9 @@ class CachedEdges:
 
     def __init__(self, folder: Path, atoms: np.ndarray):
         self._made_of = (folder, atoms)
-        facts = read_index(folder)
+        facts, self._columns = _read(folder)
         self.cutoff = float(facts["cutoff"])
         self.neighbors: tuple[int, float, int] = tuple(facts["neighbors"])
-        self._columns = {name: Column(folder, name, value) for name, value in facts["columns"].items()}
         self._starts, self._atoms, self._sizes = self._columns["starts"].all(), atoms, np.diff(atoms)
         self.count = np.diff(self._starts)
 
@@ -278,11 +268,13 @@ class CachedEdges:
 # row per frame (cell, pbc, charge, spin, labels of structures) or per atom (z, pos, labels of atoms). Neighbor lists of
 # a cutoff are in a separate folder. A cache is written to a temporary folder and renamed, so that it is never partial.
 
-_FRAME = {"cell": ("f8", (3, 3)), "pbc": ("u1", (3,)), "charge": ("i4", ()), "spin": ("i4", ()), "has": ("u4", ())}
-"""Columns with a row per frame; bit k of `has` says whether the frame has label k."""
+_FRAMES = {
+    "cell": "f8", "pbc": "u1", "charge": "i4", "spin": "i4", "has": "u4", "starts": "i8", "z": "u1", "pos": "f8",
+}  # fmt: skip
+"""Bit k of `has` says whether the frame has label k."""
 
 
-class CacheWriter:
+class CacheWriter(_Columns):
     """Writes frames to an empty folder in chunks, so that memory does not grow with their number.
 
     Args:
@@ -290,12 +282,8 @@ class CacheWriter:
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self._columns = {name: ColumnWriter(folder, name, *kind) for name, kind in _FRAME.items()}
-        self._columns["starts"] = ColumnWriter(folder, "starts", "i8")
-        self._columns["starts"].append(np.zeros(1, dtype=np.int64))
-        self._columns["z"] = ColumnWriter(folder, "z", "u1")
-        self._columns["pos"] = ColumnWriter(folder, "pos", "f8", (3,))
+        super().__init__(folder, _FRAMES, {"cell": (3, 3), "pbc": (3,), "pos": (3,)})
+        self["starts"].append(np.zeros(1, dtype=np.int64))
         self.labels: list[str] = []
         self.places: list[tuple[int, str, int]] = []
         self.num_frames = self.num_atoms = 0
@@ -311,9 +299,13 @@ class CacheWriter:
         has = 0
         for name, values in labels.items():
             if name not in self.labels:
-                self._open_label(name)
+                if len(self.labels) == 32:
+                    raise BadData("a cache holds at most 32 different labels")
+                self.labels.append(name)
+                file = self._column_of(name)
+                self[file] = ColumnWriter(self.folder, file, "f8", LABELS[name].row)
             per_atom = LABELS[name].per_atom
-            column = self._columns[self._column_of(name)]
+            column = self[self._column_of(name)]
             column.fill(self.num_atoms if per_atom else self.num_frames)
             column.append(values.numpy())
             has |= 1 << self.labels.index(name)
@@ -321,11 +313,11 @@ class CacheWriter:
             self._labelled[name] += int((np.bincount(batch[~absent], minlength=count) > 0).sum()
                                         if per_atom else (~absent).sum())  # fmt: skip
         for name in ("cell", "pbc", "charge", "spin"):
-            self._columns[name].append(getattr(system, name).numpy())
-        self._columns["has"].append(np.full(count, has))
-        self._columns["starts"].append(self.num_atoms + np.cumsum(sizes))
-        self._columns["z"].append(z)
-        self._columns["pos"].append(system.pos.numpy())
+            self[name].append(getattr(system, name).numpy())
+        self["has"].append(np.full(count, has))
+        self["starts"].append(self.num_atoms + np.cumsum(sizes))
+        self["z"].append(z)
+        self["pos"].append(system.pos.numpy())
         last = self.places[-1] if self.places else (0, None, 0)
         if last[1] != chunk.where or last[2] + self.num_frames - last[0] != chunk.first:
             self.places.append((self.num_frames, chunk.where, chunk.first))
@@ -333,12 +325,6 @@ class CacheWriter:
         self._elements[0] += np.bincount(np.unique(batch * 256 + z) % 256, minlength=256)
         self._elements[1] += np.bincount(z, minlength=256)
         self.num_frames, self.num_atoms = self.num_frames + count, self.num_atoms + len(z)
-
-    def _open_label(self, name: str) -> None:
-        if len(self.labels) == 32:
-            raise BadData("a cache holds at most 32 different labels")
-        self.labels.append(name)
-        self._columns[self._column_of(name)] = ColumnWriter(self.folder, self._column_of(name), "f8", LABELS[name].row)
 
     def _column_of(self, name: str) -> str:
         return f"label{self.labels.index(name)}"  # names such as "scalar:gap" are not valid file names everywhere
@@ -355,26 +341,17 @@ class CacheWriter:
         if self.num_frames == 0:
             raise BadData("there are no frames to write")
         for name in self.labels:
-            self._columns[self._column_of(name)].fill(self.num_atoms if LABELS[name].per_atom else self.num_frames)
-        columns = {name: column.finish() for name, column in self._columns.items()}
-        write_index(
-            self.folder,
-            {
-                "num_frames": self.num_frames,
-                "num_atoms": self.num_atoms,
-                "atoms": [self._sizes[0], self.num_atoms / self.num_frames, self._sizes[1]],
-                "elements": {str(z): self._elements[:, z].tolist() for z in np.flatnonzero(self._elements[1])},
-                "labels": self.labels,
-                "labelled": dict(self._labelled),
-                "columns": columns,
-                "places": self.places,
-                **facts,
-            },
+            self[self._column_of(name)].fill(self.num_atoms if LABELS[name].per_atom else self.num_frames)
+        super().finish(
+            num_frames=self.num_frames,
+            num_atoms=self.num_atoms,
+            atoms=[self._sizes[0], self.num_atoms / self.num_frames, self._sizes[1]],
+            elements={str(z): self._elements[:, z].tolist() for z in np.flatnonzero(self._elements[1])},
+            labels=self.labels,
+            labelled=dict(self._labelled),
+            places=self.places,
+            **facts,
         )
-
-    def close(self) -> None:
-        for column in self._columns.values():
-            column.close()
 
 
 def write_cache(folder: Path, chunks: Iterable[Chunk], facts: Callable[[], dict[str, Any]] = dict) -> None:
@@ -385,14 +362,10 @@ def write_cache(folder: Path, chunks: Iterable[Chunk], facts: Callable[[], dict[
         chunks: the frames.
         facts: function that is called when all frames are written; it returns plain data to store in index.json.
     """
-    with build_folder(folder) as aside:
-        writer = CacheWriter(aside)
-        try:
-            for chunk in chunks:
-                writer.add(chunk)
-            writer.finish(**facts())
-        finally:
-            writer.close()
+    with build_folder(folder) as aside, closing(CacheWriter(aside)) as writer:
+        for chunk in chunks:
+            writer.add(chunk)
+        writer.finish(**facts())
 
 
 class CachedDataset(Dataset):
@@ -416,8 +389,7 @@ class CachedDataset(Dataset):
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = Path(folder)
-        self.facts = read_index(self.folder)
-        self._columns = {name: Column(self.folder, name, facts) for name, facts in self.facts["columns"].items()}
+        self.facts, self._columns = _read(self.folder)
         self._labels: list[str] = self.facts["labels"]
         self._names = {name: name for name in self._labels}
         self._starts, self._has = self._columns["starts"].all(), self._columns["has"].all()
