@@ -282,7 +282,7 @@ def test_steps_of_graphs_have_room_for_all_lists(raw_config, file, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr("torchmdnet2.training.steps.replay.CudaGraph", Relaunched)
     rounded = lambda needed, step=1.1: needed // 4 * 4 + 4  # noqa: E731
-    monkeypatch.setattr("torchmdnet2.training.steps.replay._next_capacity", rounded)
+    monkeypatch.setattr("torchmdnet2.training.steps.replay.graph_capacity", rounded)
     monkeypatch.setattr(Relaunched, "rooms", [])
     for each in (padded.packed.step, padded.packed.measure):
         each._cuda = True

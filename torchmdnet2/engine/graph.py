@@ -5,6 +5,7 @@ Before the first launch, kernels are compiled in parallel.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from ..core.devices import ProcessLock, usable_cores
 
 __all__ = [
     "CudaGraph", "ForbidHostSync", "GraphMemory", "HostSync", "NotCapturable", "ReplayDiffers", "compile_side_by_side",
-    "exclusive_capture", "same_bytes",
+    "exclusive_capture", "graph_capacity", "same_bytes",
 ]  # fmt: skip
 
 
@@ -36,6 +37,15 @@ _LOOK = {
 }  # fmt: skip
 _INDEXED = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_, _ATEN._unsafe_index}
 _HERE = (str(Path(torch.__file__).parent), __file__)
+
+
+def graph_capacity(needed: int, step: float = 19 / 16) -> int:
+    """Return how much the buffers of a graph hold: the first that is enough in a series of multiples of 16 that begins
+    at 64 and grows by about this factor. The series has few numbers, so that there are few graphs."""
+    capacity = 64
+    while capacity < needed:
+        capacity = 16 * math.ceil(capacity * step / 16)
+    return capacity
 
 
 class NotCapturable(RuntimeError):

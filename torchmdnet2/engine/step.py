@@ -22,7 +22,7 @@ from ..potential.potential import Potential, Result, require_stress, with_dipole
 from ..system import System
 from .bound import BoundStep
 from .finish import NO_VOLUME, RESULT_NOT_FINITE
-from .graph import CudaGraph, ReplayDiffers
+from .graph import CudaGraph, ReplayDiffers, graph_capacity
 from .timings import Part
 
 __all__ = [
@@ -112,14 +112,11 @@ FEWEST_EDGES = 16
 
 
 def next_capacity(edges: int) -> int:
-    """Return a capacity for this many edges, of a series of multiples of 16 that grows by a factor of about 1.19.
+    """Return a capacity for this many edges and a reserve.
 
     Small structures get a larger reserve, since the number of their edges changes more.
     """
-    wanted, capacity = edges + edges // 32 + 64, 128
-    while capacity < wanted:
-        capacity = -(-(capacity * 19) // (16 * 16)) * 16
-    return capacity
+    return graph_capacity(max(128, edges + edges // 32 + 64))
 
 
 class Step(ABC):

@@ -19,7 +19,7 @@ from ..core.compiling_cpu import compiled, kernel, run_on_threads
 from ..core.thread_tuner import ThreadChoice
 from ..system import System
 from . import neighbor_list
-from .neighbor_list import SAME_PLACE, NeighborList, coincident, refuse_coincident
+from .neighbor_list import SAME_PLACE, NeighborList, coincident, refuse_coincident, with_room
 from .reference import complete_cell
 
 __all__ = ["AllPairs", "CellSearch", "CpuSearch", "DomainSearch", "ListSearch", "StructureSearch", "all_pairs"]
@@ -49,7 +49,7 @@ class CpuSearch:
         """Return whether the edges fitted into the buffers; if not, they are replaced by larger ones."""
         if found <= len(self.sender):
             return True
-        room = found + found // 8
+        room = with_room(found)
         self.sender, self.vectors = np.empty(room, np.int64), np.empty((room, 3), np.float32)
         return False
 

@@ -16,7 +16,7 @@ from ..system import System
 
 __all__ = [
     "SAME_PLACE", "NeighborList", "coincident", "refuse_coincident", "row_pointers", "safe_norm", "sort_edges",
-    "upper_half",
+    "upper_half", "with_room",
 ]  # fmt: skip
 
 
@@ -117,6 +117,12 @@ class NeighborList:
             system: what the list was made for; its positions [N, 3], Å, may have moved.
         """
         return safe_norm(self.vectors(system))
+
+
+def with_room(size: int) -> int:
+    """Return the size of buffers that are replaced where it is not enough: a reserve of a thirtieth, and a multiple of
+    16, since Triton specialises kernels on that."""
+    return -(-(size + size // 32 + 1) // 16) * 16
 
 
 def safe_norm(vectors: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import MissingBackend, NeighborOverflow
 from ..system import System
-from .neighbor_list import NeighborList, row_pointers, upper_half
+from .neighbor_list import NeighborList, row_pointers, upper_half, with_room
 from .triton_cells import (
     LANES,
     bin_starts,
@@ -44,6 +44,7 @@ from .triton_setup import (
 
 __all__ = [
     "COINCIDENT", "NOT_FINITE", "OVERFLOW", "TOO_THIN", "SkinList", "TritonNeighborSearch", "neighbor_list_triton",
+    "with_room",
 ]  # fmt: skip
 
 
@@ -558,11 +559,6 @@ class SkinList:
         ends = self._listed_ptr[1 : self._num_rows + 1].long()
         receiver = torch.searchsorted(ends, torch.tensor(edge, device=self._device), right=True)
         return int(receiver), int(self._listed[edge])
-
-
-def with_room(size: int) -> int:
-    """Return a size with a reserve of a thirtieth; a multiple of 16, since Triton specialises kernels on that."""
-    return -(-(size + size // 32 + 1) // 16) * 16
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...data.labels import GROUP, LEVEL
-from ...engine.graph import CudaGraph, GraphMemory
+from ...engine.graph import CudaGraph, GraphMemory, graph_capacity
 from ...potential.potential import Result
 from ...system import System
 from ..config.sections import RELATIVE, LossConfig
@@ -112,14 +112,13 @@ class GraphedPass:
         self._ready, self._largest = False, None
 
     def capacity(self, chosen: Sequence[int]) -> Capacity:
-        """Return the capacity of the graph for a batch: capacities grow by a tenth, so that there are few. Without
-        graphs, the size of the batch."""
+        """Return the capacity of the graph for a batch; without graphs, the size of the batch."""
         need = self.store.size(chosen)
         if not self._cuda:
             return need
-        # lists of all pairs differ most from batch to batch, and cost least: fewer sizes, so that there are few graphs
-        edges = tuple(_next_capacity(number, 1.5) for number in need.edges)
-        return Capacity(self.frames, _next_capacity(need.atoms), _next_capacity(need.pairs), edges)
+        # lists of all pairs differ most from batch to batch, and cost least
+        edges = tuple(graph_capacity(number, 1.5) for number in need.edges)
+        return Capacity(self.frames, graph_capacity(need.atoms, 1.1), graph_capacity(need.pairs, 1.1), edges)
 
     def _run(self, body: Callable[[PackedBatch], None], capacity: Capacity) -> None:
         with _matmul_precision(self.tf32):
@@ -134,14 +133,6 @@ class GraphedPass:
         )  # fmt: skip
         self.captures += 1
         return graph
-
-
-def _next_capacity(needed: int, step: float = 1.1) -> int:
-    """Return the next of the sizes 64, 64·step, …, in multiples of 16 when large: at most a tenth more than needed."""
-    size = 64.0
-    while size < needed:
-        size *= step
-    return -(-int(size) // 16) * 16
 
 
 @contextmanager
