@@ -19,7 +19,7 @@ import torch
 
 from .checkpoint import load
 from .core.files import atomic_write
-from .core.html_page import figure_png
+from .core.html_page import figure_png, missing_plots
 from .diagnostics import surroundings
 from .errors import BadData
 from .evaluator import Evaluator
@@ -93,12 +93,9 @@ class Benchmark:
 
         written = [prefix.with_name(prefix.name + ".json")]
         atomic_write(written[0], json.dumps(asdict(self), indent=2) + "\n", keep=True)
-        try:
-            content = figure_png(self._draw, (5.5, 4))
-        except ImportError:
-            return written
-        written.append(prefix.with_name(prefix.name + ".png"))
-        atomic_write(written[1], content, keep=True)
+        if not missing_plots():
+            written.append(prefix.with_name(prefix.name + ".png"))
+            atomic_write(written[1], figure_png(self._draw, (5.5, 4)), keep=True)
         return written
 
     def _draw(self, figure: Figure) -> None:

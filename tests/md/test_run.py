@@ -305,7 +305,7 @@ def test_without_matplotlib(potential, water, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     text = io.StringIO()
     result = run_md(potential, water, options(tmp_path, 10), console=Console(file=text, width=200))
-    assert "no plot: matplotlib" in text.getvalue() and not (tmp_path / "run.png").exists()
+    assert "no plots: matplotlib" in text.getvalue() and not (tmp_path / "run.png").exists()
     assert {p.suffix for p in result.files} == {".xyz", ".csv", ".restart"}
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.files import atomic_write, keep_old
+from ..core.html_page import missing_plots
 from ..errors import BadCheckpoint, BadConfig, BadData, needs_extra
 from ..units import AMU_A2_FS2
 from .integrators import AtomConstants, State
@@ -567,11 +568,10 @@ class Recorder:
         """Write the plot; returns why it could not be written, else ""."""
         if len(self.rows[0]) < 2:
             return ""
-        try:
+        why = missing_plots()
+        if not why:
             plot(self.options.file(".png"), self.rows, self.atoms.num_atoms, title, self.drifts)
-        except ImportError as error:
-            return f"no plot: {error.name} is not installed (pip install 'torchmdnet2[plot]')"
-        return ""
+        return why
 
     def write_page(self, title: str, settings: str, ns_per_day: float) -> None:
         """Write the page, if it is wanted; after `close` and `plot`."""
