@@ -216,8 +216,7 @@ class StructuresStep(CpuStep):
         """Return whether a system differs at most in positions and cell."""
         if system.dtype != self._dtype or system.num_systems != self._structures:
             return False
-        known = _composition(system)
-        return len(known[0]) == len(self._known[0]) and all(map(torch.equal, self._known, known))
+        return len(system.pos) == len(self._known[0]) and all(map(torch.equal, self._known, _composition(system)))
 
     def watch(self, watch: Stopwatch) -> None:
         for rows in self._found:
