@@ -108,7 +108,7 @@ KERNEL void makeWhole(mm_ulong wrapped, mm_ulong positions, int isDouble, int pa
             longest = fmax(longest, (u-x)*(u-x)+(v-y)*(v-y)+(w-z)*(w-z));
         }
         if (longest >= limit*limit)
-            x = NAN;
+            x = sqrt(-1.0);
         x += from[0];
         y += from[1];
         z += from[2];
@@ -162,7 +162,7 @@ public:
         call.periodicSystem = system.usesPeriodicBoundaryConditions();
         // OpenMM's wrapper of a Python function: a class with virtual functions, whose first member is the function
         call.callable = reinterpret_cast<void* const*>(&force.getComputation())[1];
-        accepted = begin && prepare() && begin(&call);
+        accepted = begin && ask();
         if (!accepted) {
             other = Kernel(standard.createKernelImpl(getName(), getPlatform(), context));
             other.getAs<CalcPythonForceKernel>().initialize(context, force);
@@ -184,7 +184,9 @@ public:
     }
 
 protected:
-    virtual bool prepare() = 0;
+    virtual bool ask() { // whether Python accepts the Context
+        return begin(&call);
+    }
     virtual void compute(bool includeForces) = 0;
     void evaluate() {
         if (!call.evaluate())
@@ -205,14 +207,15 @@ public:
     using PointerKernel::PointerKernel;
 
 protected:
-    bool prepare() {
-        // also this platform's base class of contexts, which comes first in it; its own header needs CUDA's
+    bool ask() {
         auto& contexts = static_cast<CudaPlatform::PlatformData*>(context.getPlatformData())->contexts;
-        if (contexts.size() != 1)
+        if (contexts.size() != 1) // several GPUs
             return false;
         call.cudaContext = contexts[0];
+        // the base class, without CudaContext.h, which needs headers of CUDA
         cc = reinterpret_cast<ComputeContext*>(contexts[0]);
-        return true;
+        ContextSelector selector(*cc);
+        return PointerKernel::ask();
     }
     void compute(bool includeForces) {
         ContextSelector selector(*cc);
@@ -292,9 +295,6 @@ public:
     using PointerKernel::PointerKernel;
 
 protected:
-    bool prepare() {
-        return true;
-    }
     void compute(bool includeForces) {
         auto data = static_cast<ReferencePlatform::PlatformData*>(context.getPlatformData());
         for (int i = 0; i < 3*call.particles; i++) {
