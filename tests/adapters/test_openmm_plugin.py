@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -248,12 +249,19 @@ def test_refusals_are_stated_and_nothing_is_lost(potential, model_file, caplog):
 
 
 def test_a_call_has_the_layout_of_the_plugin():
-    """A C compiler lays out ctypes' fields as those of the source."""
+    """Names and types, in the sequence of the source."""
     source = adapter._CPP.read_text()
-    body = source[source.index("struct Call {") : source.index("typedef int (*Begin)")]
-    named = [line.split(";")[0].rsplit(maxsplit=1)[-1] for line in body.splitlines()[1:] if ";" in line]
-    assert len(adapter._Call._fields_) >= len(named) > 10
-    assert ctypes.sizeof(adapter._Call) == 8 * 2 + 4 * 4 + 8 * 9 + 8 * 5 + 4 * 2 + 8 * 3
+    body = re.sub(r"//.*", "", source[source.index("struct Call {") + 13 : source.index("typedef int (*Begin)")])
+    found = []
+    for declared in body.split("};")[0].split(";"):
+        kind, _, names = declared.strip().replace("const ", "").replace("(*evaluate)()", "evaluate").partition(" ")
+        kind = "void*" if "evaluate" in names else kind
+        found += [(re.sub("([A-Z])", r"_\1", name.strip()).lower(), kind) for name in names.split(",") if name]
+    types = {"void*": ctypes.c_void_p, "char*": ctypes.c_char_p, "int": ctypes.c_int, "double": ctypes.c_double}
+    expected = [(name, types[kind]) for name, kind in found if name != "box[9]"]
+    fields = list(adapter._Call._fields_)
+    assert fields.pop([name for name, _ in found].index("box[9]")) == ("box", ctypes.c_double * 9)
+    assert fields == expected
 
 
 def test_python_may_end_before_a_context(built, model_file):
@@ -285,14 +293,14 @@ def test_builds_that_fail(monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.setattr(adapter, "_CPP", tmp_path / "wrong.cpp")
     (tmp_path / "wrong.cpp").write_text("this is no program")
-    with pytest.raises(RuntimeError, match="cannot be compiled: g(.|\n)*error"):
+    with pytest.raises(RuntimeError, match=r"cannot be compiled: g(.|\n)*error"):
         adapter.build_plugin(tmp_path / "plugin.so")
     assert not (tmp_path / "plugin.so").exists()
 
 
 def test_plugins_that_do_not_fit(built, monkeypatch, tmp_path):
     monkeypatch.setattr(adapter, "_plugin_key", lambda: "OpenMM 9.0, 0123")
-    with pytest.raises(RuntimeError, match=r"was built for OpenMM 8.*, but this is OpenMM 9\.0, 0123: call build_plugin"):
+    with pytest.raises(RuntimeError, match=r"built for OpenMM 8.*, but this is OpenMM 9\.0, 0123: call build_plugin"):
         adapter.use_plugin("Reference")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", "")

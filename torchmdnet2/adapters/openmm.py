@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from openmm.app import Topology
 
 __all__ = [
-    "TorchMDNet2Energy", "add_force", "atomic_numbers", "bonds_force", "build_plugin", "create_force", "has_box",
-    "indices_of", "require_same_atoms", "share_context", "total_charge", "use_plugin",
+    "DirectCalls", "TorchMDNet2Energy", "add_force", "atomic_numbers", "bonds_force", "build_plugin", "create_force",
+    "has_box", "indices_of", "require_same_atoms", "share_context", "total_charge", "use_plugin",
 ]  # fmt: skip
 
 _LOGGER = logging.getLogger("torchmdnet2.openmm")
@@ -483,7 +483,7 @@ def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMD
 _VARIABLE = "TORCHMDNET2_OPENMM_PLUGIN"
 _CPP = Path(__file__).with_name("openmm_plugin.cpp")
 _CALLABLES: weakref.WeakValueDictionary[int, TorchMDNet2Energy] = weakref.WeakValueDictionary()  # by address
-_DIRECT: dict[int, _DirectCalls] = {}  # of Contexts, by the address of their _Call
+_DIRECT: dict[int, DirectCalls] = {}  # of Contexts, by the address of their _Call
 _LOADED: list[Any] = []  # what the plugin calls, and the plugin
 
 
@@ -599,12 +599,15 @@ def _begin(call: Any) -> int:
     force = _CALLABLES.get(call.contents.callable)
     if force is None:
         return 0
-    reason = _refusal(force, call.contents)
-    if reason:
-        _LOGGER.warning("positions and forces pass through the host: %s", reason)
-        return 0
-    _DIRECT[ctypes.addressof(call.contents)] = _DirectCalls(force, call.contents)
-    return 1
+    try:
+        reason = _refusal(force, call.contents)
+        if not reason:
+            _DIRECT[ctypes.addressof(call.contents)] = DirectCalls(force, call.contents)
+            return 1
+    except Exception as error:  # it cannot pass through OpenMM
+        reason = str(error)
+    _LOGGER.warning("positions and forces pass through the host: %s", reason)
+    return 0
 
 
 def _end(call: Any) -> None:
@@ -632,7 +635,7 @@ def _refusal(force: TorchMDNet2Energy, call: _Call) -> str:
     return "" if current.value == primary.value else f"OpenMM does not use PyTorch's CUDA context of {device}"
 
 
-class _DirectCalls:
+class DirectCalls:
     """Evaluations of one Context at positions that the plugin writes into tensors, and forces that it reads there.
 
     The first evaluation, and each that fails on the device, passes through the host as without the plugin, which checks
