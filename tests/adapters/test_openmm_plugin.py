@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -55,7 +56,7 @@ def plugin(built, monkeypatch):
     monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", str(built))
     adapter.use_plugin("Reference")
     yield adapter._LOADED[-1]
-    gc.collect()
+    gc.collect()  # contexts in the tracebacks of expected errors
     assert not adapter._DIRECT, "a deleted Context left something"
     disconnect()
 
@@ -193,6 +194,19 @@ def test_eight_threads(potential):
             for (energy, forces), found in zip(expected, pool.map(evaluate, contexts), strict=True):
                 assert found[0] == pytest.approx(energy, abs=1e-8)
                 np.testing.assert_allclose(found[1], forces, atol=1e-7)
+
+
+def test_buffers_are_freed_with_the_context(model_file):
+    """At once, without a search for circles of references: they are on the GPU."""
+    gc.disable()
+    try:
+        context = context_of(ml_system(model_file, ethanol()), ethanol())
+        evaluate(context)
+        (calls,) = map(weakref.ref, adapter._DIRECT.values())
+        del context
+        assert calls() is None
+    finally:
+        gc.enable()
 
 
 def test_errors_name_the_particle_and_the_run_goes_on(model_file):

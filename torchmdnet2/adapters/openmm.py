@@ -482,6 +482,7 @@ def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMD
 
 _VARIABLE = "TORCHMDNET2_OPENMM_PLUGIN"
 _CPP = Path(__file__).with_name("openmm_plugin.cpp")
+_THROUGH_HOST = "OpenMM: positions and forces pass through the host: %s"
 _CALLABLES: weakref.WeakValueDictionary[int, TorchMDNet2Energy] = weakref.WeakValueDictionary()  # by address
 _DIRECT: dict[int, DirectCalls] = {}  # of Contexts, by the address of their _Call
 _LOADED: list[Any] = []  # what the plugin calls, and the plugin
@@ -560,12 +561,13 @@ def use_plugin(platform: str = "CUDA") -> None:
 
 
 def _use_built_plugin() -> None:
-    """Use the plugin if it is built; a warning says why it cannot be used."""
-    if os.environ.get(_VARIABLE, "unset") and (os.environ.get(_VARIABLE) or _cached_plugin().is_file()):
+    """Use the plugin if it is built and the variable is not empty; a warning says why it cannot be used."""
+    given = os.environ.get(_VARIABLE)
+    if given or (given is None and _cached_plugin().is_file()):
         try:
             use_plugin()
         except RuntimeError as error:
-            _LOGGER.warning("positions and forces pass through the host: %s", error)
+            _LOGGER.warning(_THROUGH_HOST, error)
 
 
 def _plugin_key() -> str:
@@ -606,12 +608,13 @@ def _begin(call: Any) -> int:
             return 1
     except Exception as error:  # it cannot pass through OpenMM
         reason = str(error)
-    _LOGGER.warning("positions and forces pass through the host: %s", reason)
+    _LOGGER.warning(_THROUGH_HOST, reason)
     return 0
 
 
 def _end(call: Any) -> None:
-    del _DIRECT[ctypes.addressof(call.contents)]
+    calls = _DIRECT.pop(ctypes.addressof(call.contents))
+    del calls._function  # a circle of references, which would keep the memory on the GPU
 
 
 def _refusal(force: TorchMDNet2Energy, call: _Call) -> str:
@@ -674,8 +677,8 @@ class DirectCalls:
 
     def _evaluate(self) -> int:
         force, stream = self._force, self._stream
-        elsewhere = stream is not None and torch.cuda.current_stream(stream.device) != stream
         try:
+            elsewhere = stream is not None and torch.cuda.current_stream(stream.device) != stream
             with force._lock, torch.cuda.stream(stream) if elsewhere else nullcontext():
                 if self._bound is None or not self._replay(self._bound):
                     with torch.inference_mode(False):

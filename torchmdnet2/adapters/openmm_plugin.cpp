@@ -1,5 +1,6 @@
 // A kernel for OpenMM's PythonForce that passes positions and forces by their addresses on the device, without a copy
-// through the host. It serves the forces that Python accepts (`Begin`); OpenMM's kernel serves all others.
+// through the host. It serves the Contexts that Python accepts (`begin`); OpenMM's kernel serves all others. The force
+// itself, its copies and its XML are OpenMM's.
 //
 // Only headers of OpenMM are needed, and libOpenMM alone is linked: everything of the CUDA platform is reached through
 // virtual functions.
@@ -189,6 +190,7 @@ protected:
     }
     virtual void compute(bool includeForces) = 0;
     void evaluate() {
+        call.error = "torchmdnet2: the evaluation was interrupted";
         if (!call.evaluate())
             throw OpenMMException(call.error);
     }
