@@ -663,7 +663,7 @@ class DirectCalls:
             given = torch.cuda.ExternalStream
             self._stream = given(stream, self._device) if stream else torch.cuda.default_stream(self._device)
         self._function = _EVALUATE(self._evaluate)
-        call.evaluate = ctypes.cast(self._function, ctypes.c_void_p)
+        call.evaluate = ctypes.c_void_p.from_address(ctypes.addressof(self._function)).value  # holds no reference
         call.length, call.force = _NM, 1 / _KJ_MOL_NM
         with torch.inference_mode(False):
             self._given = torch.zeros(call.particles, 3, dtype=torch.float64, device=self._device)
