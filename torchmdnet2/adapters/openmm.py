@@ -718,8 +718,10 @@ class DirectCalls:
 
     def _bind(self, structure: Structure) -> None:
         assert self._force._arrays is not None
+        evaluator = self._force._arrays.evaluator
+        assert isinstance(evaluator, Evaluator)
         try:
-            self._bound = bound = self._force._arrays.evaluator.bind(structure.to_system(self._device))
+            self._bound = bound = evaluator.bind(structure.to_system(self._device))
         except torch.cuda.OutOfMemoryError:
             self._may_bind = False
             return
