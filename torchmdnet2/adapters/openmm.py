@@ -666,8 +666,8 @@ class DirectCalls:
         call.evaluate = ctypes.c_void_p.from_address(ctypes.addressof(self._function)).value  # holds no reference
         call.length, call.force = _NM, 1 / _KJ_MOL_NM
         with torch.inference_mode(False):
-            self._given = torch.zeros(call.particles, 3, dtype=torch.float64, device=self._device)
-            self._pass(self._given, torch.zeros_like(self._given))
+            self._given = torch.empty(call.particles, 3, dtype=torch.float64, device=self._device)
+            self._pass(self._given, torch.empty_like(self._given))
 
     def _pass(self, pos: Tensor, forces: Tensor) -> None:
         """Let the plugin write positions to a tensor and read forces from another, from the next evaluation on."""
