@@ -230,13 +230,28 @@ def test_errors_name_the_particle_and_the_run_goes_on(model_file):
         np.testing.assert_allclose(after[1], before[1], atol=1e-8)
 
 
-def test_energy_alone(model_file):
+def test_energy_alone(potential, model_file):
     atoms = ethanol()
     context = context_of(ml_system(model_file, atoms), atoms)
-    expected = evaluate(context)[0]
-    for _ in range(2):
+    for seed in range(3):
         context.setPositions(atoms.positions / 10)
-        assert context.getState(getEnergy=True).getPotentialEnergy()._value == pytest.approx(expected, abs=1e-9)
+        expected = float(potential(System.from_ase(atoms)).energy.detach()) * KJ_MOL
+        assert context.getState(getEnergy=True).getPotentialEnergy()._value == pytest.approx(expected, abs=1e-8)
+        atoms.rattle(0.05, seed=seed)
+
+
+def test_a_step_without_room_for_its_edges_is_repeated(model_file, monkeypatch):
+    atoms = ethanol()
+    context = context_of(ml_system(model_file, atoms), atoms)
+    expected = evaluate(context)
+    (calls,) = adapter._DIRECT.values()
+    good, replays, replay = iter([False, False, True]), [], calls._bound.replay
+    monkeypatch.setattr(calls._bound, "check", lambda: next(good))
+    monkeypatch.setattr(calls._bound, "replay", lambda: replays.append(replay()))
+    context.setPositions(atoms.positions / 10)
+    energy, forces = evaluate(context)
+    assert len(replays) == 3 and energy == pytest.approx(expected[0], abs=1e-9)
+    np.testing.assert_allclose(forces, expected[1], atol=1e-8)
 
 
 def test_refusals_are_stated_and_nothing_is_lost(potential, model_file, caplog):
