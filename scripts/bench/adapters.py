@@ -5,14 +5,17 @@
 Each row is one system. "bound" is a step that stays on the device, and "call" is `evaluator(system)`; "copies" brings
 positions in and results out without a step; "hand-over" is what the host does without a model (OpenMM: a step with a
 PythonForce that returns zeros). "openmm CUDA shared" has one CUDA context for OpenMM and PyTorch; "springs" too, with
-multiple time steps: 4 inner steps by springs in a step of the model. TorchMD-Net's ASE calculator runs with the same
-weights where it is installed, eager and compiled. Each program runs in a separate process.
-Weights are random and atoms hardly move in a step. The speed in ns/day is that of a time step of 1 fs.
+multiple time steps: 4 inner steps by springs in a step of the model. "openmm CUDA plugin" has the plugin of
+`build_plugin()`. With OpenMM, the largest difference of the forces from those of the Evaluator at the same positions is
+in eV/Å. TorchMD-Net's ASE calculator runs with the same weights where it is installed, eager and compiled. Each program
+runs in a separate process. Weights are random and atoms hardly move in a step. The speed in ns/day is that of a time
+step of 1 fs.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,6 +41,7 @@ PARTS = (
     "openmm CUDA",
     "openmm CUDA shared",
     "openmm CUDA springs",
+    "openmm CUDA plugin",
     "openmm Reference",
     "openmm CPU",
 )
@@ -115,35 +119,42 @@ def bench_openmm(potential: Potential, atoms: Atoms, platform: str) -> dict[str,
     """Milliseconds of an integrator's step: with the model, with a force of zeros, and inside our callable.
 
     Args:
-        platform: its name; "CUDA shared" and "CUDA springs" see above.
+        platform: its name; "CUDA shared", "CUDA springs" and "CUDA plugin" see above.
     """
     import openmm
     from openmm import app, unit
 
-    from torchmdnet2.adapters.openmm import TorchMDNet2Energy, create_force, share_context
+    from torchmdnet2.adapters.openmm import DirectCalls, TorchMDNet2Energy, create_force, share_context, use_plugin
     from torchmdnet2.md.springs import add_springs
+    from torchmdnet2.units import KJ_MOL
 
     platform, _, way = platform.partition(" ")
-    if way:
-        share_context()
+    if way == "plugin":
+        use_plugin(platform)
+    else:
+        os.environ["TORCHMDNET2_OPENMM_PLUGIN"] = ""
+        if way:
+            share_context()
     topology = app.Topology()
     residue = topology.addResidue("ALL", topology.addChain())
     for number in atoms.numbers:
         topology.addAtom("X", app.Element.getByAtomicNumber(int(number)), residue)
     if atoms.pbc.any():
         topology.setPeriodicBoxVectors(atoms.cell.array * unit.angstrom)
-    inside = [0.0]
-    evaluate = TorchMDNet2Energy.__call__
+    inside, calls = [0.0], [0]
+    kind, name = (DirectCalls, "_evaluate") if way == "plugin" else (TorchMDNet2Energy, "__call__")
+    evaluate = getattr(kind, name)
 
-    def watched(self: Any, state: Any) -> Any:
+    def watched(*given: Any) -> Any:
         began = time.perf_counter()
-        result = evaluate(self, state)
+        result = evaluate(*given)
         inside[0] += time.perf_counter() - began
+        calls[0] += 1
         return result
 
     nothing = np.zeros((len(atoms), 3))
 
-    def run(force: Any) -> float:
+    def run(force: Any) -> tuple[float, np.ndarray, np.ndarray]:
         system = openmm.System()
         for _ in atoms:
             system.addParticle(1e6)
@@ -165,16 +176,25 @@ def bench_openmm(potential: Potential, atoms: Atoms, platform: str) -> dict[str,
         began = time.perf_counter()
         integrator.step(steps)
         context.getState(getPositions=True)
+        milliseconds = (time.perf_counter() - began) / steps * 1e3
         inside[0] /= steps / 1e3
-        return (time.perf_counter() - began) / steps * 1e3
+        state = context.getState(getPositions=True, getForces=True)
+        forces = state.getForces(asNumpy=True)._value * (KJ_MOL / 10)
+        return milliseconds, state.getPositions(asNumpy=True)._value * 10, forces
 
-    zeros = run(openmm.PythonForce(lambda state: (0.0, nothing)))
-    TorchMDNet2Energy.__call__ = watched  # type: ignore[method-assign]
+    zeros, _, _ = run(openmm.PythonForce(lambda state: (0.0, nothing)))
+    setattr(kind, name, watched)
     try:
-        total = run(create_force(potential, topology, device=str(potential.device)))
+        total, pos, forces = run(create_force(potential, topology, device=str(potential.device)))
     finally:
-        TorchMDNet2Energy.__call__ = evaluate  # type: ignore[method-assign]
-    return {"step": total, "in the callable": inside[0], "hand-over": zeros}
+        setattr(kind, name, evaluate)
+    if not calls[0]:
+        raise RuntimeError("the model was not evaluated in this way")
+    there = atoms.copy()
+    there.positions = pos
+    exact = Evaluator(potential)(System.from_ase(there).to(potential.device)).forces
+    off = float(np.abs(forces - exact.cpu().numpy()).max())
+    return {"step": total, "in the callable": inside[0], "hand-over": zeros, "forces off": off}
 
 
 def bench_peer(potential: Potential, system: System, atoms: Atoms, compiled: bool) -> Row:
@@ -255,7 +275,7 @@ def line(row: Row) -> str:
         return f"{values}, first {row['first s']:.1f} s"
     if "step" in row:
         own = f"in the callable {row['in the callable']:.4f}, OpenMM's step and hand-over {row['hand-over']:.4f}"
-        return f"{row['step']:.4f}, {speed(row['step'])}: {own}"
+        return f"{row['step']:.4f}, {speed(row['step'])}: {own}; forces off by {row['forces off']:.1e} eV/Å"
     return row.get("error") or ", ".join(f"{k} {v:.4f}" for k, v in row.items() if isinstance(v, float))
 
 

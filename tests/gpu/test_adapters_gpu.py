@@ -4,8 +4,11 @@ R27 (OpenMM), R8, R11, R16, R17, R29."""
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,21 +188,58 @@ def test_double_precision_is_exact(potential, exact):
     )
 
 
-@pytest.mark.parametrize("platform", ["CUDA", "CPU", "Reference", "CUDA shared"])
-def test_openmm(potential, exact, platform):
-    """R17 and R27: the numbers of the CPU over a run; with OpenMM's CUDA platform too, where streams could race."""
+def openmm_platform(name: str, way: str = ""):
+    """A platform of OpenMM, after `share_context()` ("shared"), or with the plugin ("plugin single", "mixed", …)."""
     openmm = pytest.importorskip("openmm")
+    from torchmdnet2.adapters import openmm as adapter
+
+    names = [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]
+    if name not in names:
+        pytest.skip(f"OpenMM has no {name} platform here")
+    if way.startswith("plugin"):
+        if not Path(os.environ.get("TORCHMDNET2_OPENMM_PLUGIN") or adapter._cached_plugin()).is_file():
+            pytest.skip("the plugin for OpenMM is not built")
+        adapter.use_plugin()
+    elif way:
+        adapter.share_context()
+    return openmm.Platform.getPlatformByName(name), {"Precision": way.split()[1]} if " " in way else {}
+
+
+@pytest.fixture
+def without_plugin(monkeypatch):
+    """Forces do not load the plugin by themselves. Once it is loaded it stays: its tests come last."""
+    monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", "")
+
+
+@pytest.mark.parametrize("platform", ["CUDA", "CPU", "Reference", "CUDA shared"])
+def test_openmm(potential, exact, platform, without_plugin):
+    """R17 and R27: the numbers of the CPU over a run; with OpenMM's CUDA platform too, where streams could race."""
+    run_openmm(potential, exact, *openmm_platform(*platform.split(" ", 1)))
+
+
+@pytest.mark.parametrize("precision", ["single", "mixed", "double"])
+def test_openmm_plugin(potential, exact, precision):
+    """Positions and forces by their addresses, with the same bars as through the host."""
+    given = openmm_platform("CUDA", f"plugin {precision}")
+    from torchmdnet2.adapters import openmm as adapter
+
+    context = run_openmm(potential, exact, *given, atol=1e-4 if precision == "single" else FORCE)
+    assert len(adapter._DIRECT) == 1
+    (calls,) = adapter._DIRECT.values()
+    assert calls._bound is not None and calls._bound.pos.is_cuda
+    del context, calls
+    gc.collect()
+    assert not adapter._DIRECT
+
+
+def run_openmm(potential, exact, platform, properties, atol=1e-4):
+    """Compare energies and forces over a run; return the Context."""
+    import openmm
     from openmm import app, unit
 
-    from torchmdnet2.adapters.openmm import create_force, share_context
+    from torchmdnet2.adapters.openmm import create_force
     from torchmdnet2.units import KJ_MOL
 
-    platform, _, shared = platform.partition(" ")
-    names = [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]
-    if platform not in names:
-        pytest.skip(f"OpenMM has no {platform} platform here")
-    if shared:
-        share_context()
     atoms = crystal()
     topology, system = app.Topology(), openmm.System()
     residue = topology.addResidue("MOL", topology.addChain())
@@ -212,7 +252,9 @@ def test_openmm(potential, exact, platform):
     system.setDefaultPeriodicBoxVectors(*box)
     turned = atoms.cell.scaled_positions(atoms.positions) @ atoms.cell.standard_form()[0].array
     system.addForce(create_force(potential, topology, device="cuda"))
-    context = openmm.Context(system, openmm.VerletIntegrator(1e-3), openmm.Platform.getPlatformByName(platform))
+    if properties:
+        system.addForce(openmm.MonteCarloBarostat(1.0, 300, 4))
+    context = openmm.Context(system, openmm.VerletIntegrator(1e-3), platform, properties)
     context.setPositions(turned / 10)
     context.setVelocitiesToTemperature(300, 1)
     for _ in range(10):
@@ -225,7 +267,84 @@ def test_openmm(potential, exact, platform):
         forces = state.getForces(asNumpy=True).value_in_unit(unit.kilojoule_per_mole / unit.nanometer) * KJ_MOL / 10
         assert energy == pytest.approx(float(expected.energy), abs=ENERGY * len(atoms))
         # OpenMM's CUDA and CPU platforms hold positions in float32
-        np.testing.assert_allclose(forces, expected.forces.numpy(), atol=1e-4)
+        np.testing.assert_allclose(forces, expected.forces.numpy(), atol=atol)
+    return context
+
+
+@pytest.mark.parametrize("precision", ["single", "mixed", "double"])
+def test_openmm_plugin_with_a_part_of_a_system(potential, exact, precision):
+    """R27 and R11: an isolated molecule, wrapped into the box, among others that OpenMM sorts; then what is refused."""
+    platform, properties = openmm_platform("CUDA", f"plugin {precision}")
+    import openmm
+    from openmm import app
+
+    from torchmdnet2.adapters import openmm as adapter
+    from torchmdnet2.units import KJ_MOL
+
+    cell = np.array([[22.0, 0, 0], [5.0, 21.0, 0], [-6.0, 7.0, 20.0]])
+    water, ethanol = molecule("H2O"), molecule("CH3CH2OH")
+    ethanol.positions += 0.3 - ethanol.positions.mean(0)  # across the faces of the box
+    rng = np.random.default_rng(0)
+    places = rng.permutation([np.array([i, j, k]) / 4 for i, j, k in np.ndindex(4, 4, 4) if i + j + k])
+    molecules = [Atoms(water.symbols, water.positions + place @ cell) for place in places]
+    molecules.insert(30, ethanol)
+    topology, system = app.Topology(), openmm.System()
+    chain, bonds, pairs = topology.addChain(), openmm.HarmonicBondForce(), openmm.NonbondedForce()
+    bonds.setUsesPeriodicBoundaryConditions(True)
+    pairs.setNonbondedMethod(pairs.CutoffPeriodic)
+    pairs.setCutoffDistance(0.7)
+    for one in molecules:
+        residue, first = topology.addResidue("MOL", chain), system.getNumParticles()
+        for number, mass in zip(one.numbers, one.get_masses(), strict=True):
+            topology.addAtom("X", app.Element.getByAtomicNumber(int(number)), residue)
+            pairs.addParticle(0, 0.2, 0.1)
+            system.addParticle(50 * mass)  # a random model has large forces
+        for k in range(len(one)):
+            for j in range(k):
+                pairs.addException(first + j, first + k, 0, 1, 0)
+            if one is not ethanol and k:
+                bonds.addBond(first, first + k, 0.096, 1e5)
+    topology.setPeriodicBoxVectors(cell / 10)
+    system.setDefaultPeriodicBoxVectors(*(cell / 10))
+    system.addForce(bonds)
+    system.addForce(pairs)
+    system.addForce(openmm.MonteCarloBarostat(1.0, 300, 5))
+    part = list(range(98, 89, -1))  # the last atom of ethanol first
+    options = {"device": "cuda", "isolated": True, "force_group": 1}
+    adapter.add_force(system, potential, topology, part, **options)
+    context = openmm.Context(system, openmm.VerletIntegrator(5e-5), platform, properties)
+    pos = np.concatenate([one.positions for one in molecules])
+    context.setPositions(pos / 10)
+    context.setVelocitiesToTemperature(300, 1)
+
+    def compare():
+        state = context.getState(getPositions=True, getEnergy=True, getForces=True, groups={1})
+        box = state.getPeriodicBoxVectors(asNumpy=True)._value * 10
+        alone = Atoms(ethanol.symbols[::-1], state.getPositions(asNumpy=True)._value[part] * 10)
+        delta = alone.positions - alone.positions[0]
+        alone.positions -= np.round(delta @ np.linalg.inv(box)) @ box
+        expected = exact(System.from_ase(alone))
+        energy, forces = state.getPotentialEnergy()._value * KJ_MOL, state.getForces(asNumpy=True)._value * KJ_MOL / 10
+        assert energy == pytest.approx(float(expected.energy), abs=ENERGY * len(alone))
+        atol = 2e-4 if precision == "single" else FORCE
+        np.testing.assert_allclose(forces[part], expected.forces.numpy(), atol=atol)
+        assert not np.delete(forces, part, 0).any()
+
+    compare()
+    for _ in range(10):
+        context.getIntegrator().step(60)
+        compare()
+    assert len(adapter._DIRECT) == 1
+    state = context.getState(getPositions=True)
+    good = state.getPositions(asNumpy=True)._value
+    for shift, words in ((np.nan, r"particle 92 \(.\) is not finite"), (1.1, "longer than half of the shortest width")):
+        bad = good.copy()
+        bad[92, 0] += shift
+        context.setPositions(bad)
+        with pytest.raises(openmm.OpenMMException, match=words):
+            context.getState(getForces=True, groups={1})
+        context.setPositions(good)
+        compare()
 
 
 def test_domains_in_mixed_precision(potential, exact):

@@ -22,9 +22,9 @@ from ..potential.output import RESULTS, SPREADS
 from ..potential.potential import Result
 from ..system import System
 
-__all__ = ["ArrayEvaluator", "NonFiniteResult", "Structure"]
+__all__ = ["BOUND_UP_TO", "ArrayEvaluator", "NonFiniteResult", "Structure"]
 
-_BOUND_UP_TO = 50_000  # atoms; above, the time that a bound step saves is not worth the memory of its buffers
+BOUND_UP_TO = 50_000  # atoms; above, the time that a bound step saves is not worth the memory of its buffers
 _PER_ATOM = {"energies", *(name for name, output in RESULTS.items() if output.per_atom)}
 
 
@@ -178,7 +178,7 @@ class ArrayEvaluator:
                 self._steps[stress] = step
                 return values
         result = self.evaluator(self._system(structure), forces=True, stress=stress)
-        if len(structure.numbers) <= _BOUND_UP_TO:
+        if len(structure.numbers) <= BOUND_UP_TO:
             self._steps[stress] = None
         return _to_numpy(result, self._has_dipole)
 

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
+import hashlib
 import logging
 import math
 import mmap
 import os
 import platform
+import shutil
+import subprocess
+import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.devices import ProcessLock
+from ..core.files import atomic_write, user_cache
 from ..core.stated import Statement, confirmed, no_cell, whole_number
-from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
+from ..engine.bound import BoundStep, ReferenceBoundStep
+from ..errors import BadData, MissingBackend, StructureWarning, UnknownElement, needs_extra
 from ..evaluator import Evaluator, Precision
 from ..potential.cells import require_cells
 from ..potential.novelty import Watch
 from ..potential.potential import SYMBOLS, Potential
 from ..units import KJ_MOL, factor
-from .arrays import ArrayEvaluator, NonFiniteResult, Structure
+from .arrays import BOUND_UP_TO, ArrayEvaluator, NonFiniteResult, Structure
 from .isolated import made_whole
 from .model import ModelSource, dtype_name, open_model
 
@@ -36,8 +46,8 @@ if TYPE_CHECKING:
     from openmm.app import Topology
 
 __all__ = [
-    "TorchMDNet2Energy", "add_force", "atomic_numbers", "bonds_force", "create_force", "has_box", "indices_of",
-    "require_same_atoms", "share_context", "total_charge",
+    "DirectCalls", "TorchMDNet2Energy", "add_force", "atomic_numbers", "bonds_force", "build_plugin", "create_force",
+    "has_box", "indices_of", "require_same_atoms", "share_context", "total_charge", "use_plugin",
 ]  # fmt: skip
 
 _LOGGER = logging.getLogger("torchmdnet2.openmm")
@@ -381,6 +391,9 @@ class TorchMDNet2Energy:
         self._pbc = np.full(3, bool(options["periodic"]) and not self._isolated)
         self._watch = Watch()
         self._open(potential)
+        _CALLABLES[id(self)] = self
+        if torch.device(options["device"]).type == "cuda":
+            _use_built_plugin()
 
     def _open(self, potential: Potential | None) -> None:
         self._potential, self._arrays = potential, None
@@ -398,44 +411,56 @@ class TorchMDNet2Energy:
             with self._lock:
                 return self._evaluate(state)
         except Exception as error:
-            model = self.source.path if self.source else "a model in memory"
-            raise RuntimeError(f"torchmdnet2 ({model}): {type(error).__name__}: {error}") from error
+            raise RuntimeError(self._describe(error)) from error
+
+    def _describe(self, error: BaseException) -> str:
+        model = self.source.path if self.source else "a model in memory"
+        return f"torchmdnet2 ({model}): {type(error).__name__}: {error}"
 
     def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
+        # in nm; what `getPositions` calls, which takes five times as long
+        pos = np.empty((state._getNumParticles(), 3))
+        state._getVectorAsNumpy(_POSITIONS, pos)
+        pos *= _NM
+        cell = np.zeros((3, 3))
+        if self.options["periodic"]:
+            cell = state.getPeriodicBoxVectors(asNumpy=True)._value * _NM
+        return self._compute(pos, cell)[:2]
+
+    def _compute(self, pos: np.ndarray, cell: np.ndarray) -> tuple[float, np.ndarray, Structure]:
+        """Return energy and forces, in OpenMM's units, and the structure for positions and a box in Å."""
         if self._arrays is None:
             assert self.source is not None
             allow = self.options.get("allow_untrained_charge", False)  # older XML files do not have it
             coulomb = self.options.get("coulomb")
             self._open(self.source.open(self.options["device"], self.options["dtype"], allow, coulomb))
-        assert self._potential is not None and self._arrays is not None
-        # in nm; what `getPositions` calls, which takes five times as long
-        pos = np.empty((state._getNumParticles(), 3))
-        state._getVectorAsNumpy(_POSITIONS, pos)
-        pos *= _NM
+        assert self._arrays is not None
         if not (math.isfinite(np.vdot(pos, pos)) or np.isfinite(pos).all()):
             raise ValueError(
                 f"the position of {self._name(int(np.argmin(np.isfinite(pos).all(1))))} is not finite: the simulation "
                 "has blown up, or the start is unphysical (atoms too close or too far apart?)"
             )
-        cell = np.zeros((3, 3))
-        if self.options["periodic"]:
-            cell = state.getPeriodicBoxVectors(asNumpy=True)._value * _NM
         if self._isolated:
             pos, cell = made_whole(pos, cell, _ALL), np.zeros((3, 3))
-        structure = Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])
+        structure = self._structure(pos, cell)
         try:
             results = self._arrays(structure)
         except NonFiniteResult as error:
             if error.atom is None:
                 raise
             raise NonFiniteResult(error.name, error.atom, self._name(error.atom)) from None
-        self._look(self._potential, structure)
-        return results["energy"] / KJ_MOL, results["forces"] / _KJ_MOL_NM
+        self._look(lambda: structure)
+        return results["energy"] / KJ_MOL, results["forces"] / _KJ_MOL_NM, structure
 
-    def _look(self, potential: Potential, structure: Structure) -> None:
+    def _structure(self, pos: np.ndarray, cell: np.ndarray) -> Structure:
+        return Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])
+
+    def _look(self, structure: Callable[[], Structure]) -> None:
         """Compute the novelty of a calibrated model if it is due."""
+        potential = self._potential
+        assert potential is not None
         if potential.calibration is not None and self._watch.due(len(self._numbers)):
-            system = structure.to_system(potential.device)
+            system = structure().to_system(potential.device)
             self._watch(potential.novelty(system), system, atom_name=self._name)
 
     def _name(self, atom: int) -> str:
@@ -451,6 +476,271 @@ class TorchMDNet2Energy:
 
 def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMDNet2Energy:
     return TorchMDNet2Energy(ModelSource(path=path, sha256=sha256, level=options.get("level")), dict(options))
+
+
+# --- Positions and forces by their addresses on the GPU, with a compiled plugin ---
+
+_VARIABLE = "TORCHMDNET2_OPENMM_PLUGIN"
+_CPP = Path(__file__).with_name("openmm_plugin.cpp")
+_THROUGH_HOST = "OpenMM: positions and forces pass through the host: %s"
+_CALLABLES: weakref.WeakValueDictionary[int, TorchMDNet2Energy] = weakref.WeakValueDictionary()  # by address
+_DIRECT: dict[int, DirectCalls] = {}  # of Contexts, by the address of their _Call
+_LOADED: list[Any] = []  # what the plugin calls, and the plugin
+
+
+def build_plugin(path: str | os.PathLike | None = None) -> Path:
+    """Compile the plugin by which OpenMM's CUDA platform and a model on the same GPU exchange positions and forces.
+
+    Forces that are created later use it. It needs g++ (or the compiler of the variable CXX) and the headers that OpenMM
+    comes with, but neither CUDA nor a GPU. It fits one version of OpenMM.
+
+    Args:
+        path: of the library; None: in the user's cache, where it is found. For another path set the variable
+            TORCHMDNET2_OPENMM_PLUGIN.
+
+    Returns:
+        The path.
+
+    Raises:
+        MissingBackend: there is no compiler, or there are no headers of OpenMM.
+        RuntimeError: the compiler failed; with its message.
+    """
+    libraries = Path(openmm.version.openmm_library_path)
+    headers = libraries.parent / "include"
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        raise MissingBackend(f"there is no compiler {compiler}: install g++, or name one by the variable CXX")
+    if not (headers / "openmm" / "cuda" / "CudaPlatform.h").is_file():
+        raise MissingBackend(f"OpenMM's headers are not in {headers}: install OpenMM by pip or conda")
+    path = _cached_plugin() if path is None else Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", f'-DTORCHMDNET2_KEY="{_plugin_key()}"',
+            f"-I{headers}", str(_CPP), "-o", f"{folder}/plugin.so", f"-L{libraries}", "-lOpenMM",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the plugin for OpenMM cannot be compiled: {' '.join(command)}\n{done.stderr[-2000:]}")
+        atomic_write(path, Path(folder, "plugin.so").read_bytes())
+    return path
+
+
+def use_plugin(platform: str = "CUDA") -> None:
+    """Let Contexts that are created from now on use the plugin of `build_plugin`, and on CUDA also `share_context()`.
+
+    Forces with a model on a GPU call this if the plugin is built. A second call has no effect.
+
+    Args:
+        platform: "CUDA", or "Reference", which has no use but tests.
+
+    Raises:
+        RuntimeError: the plugin is not built, does not fit this OpenMM, or the platform or the CUDA context cannot be
+            used; nothing has been changed then.
+    """
+    path = Path(os.environ.get(_VARIABLE) or _cached_plugin())
+    if not path.is_file():
+        raise RuntimeError(f"there is no {path}: build the plugin, by torchmdnet2.adapters.openmm.build_plugin()")
+    try:
+        library = ctypes.CDLL(str(path))
+        library.torchmdnet2_key.restype = ctypes.c_char_p
+        key = library.torchmdnet2_key().decode()
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"{path} cannot be loaded: {error}") from error
+    if key != _plugin_key():
+        raise RuntimeError(f"{path} was built for {key}, but this is {_plugin_key()}: call build_plugin() again")
+    if platform not in [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]:
+        raise RuntimeError(f"OpenMM has no platform {platform} here")
+    if platform == "CUDA":
+        share_context()
+    if not _LOADED:
+        _LOADED.extend([_BEGIN(_begin), _END(_end), library])
+        library.torchmdnet2_connect(*_LOADED[:2])
+        atexit.register(library.torchmdnet2_connect, None, None)
+    library.torchmdnet2_register(platform.encode())
+
+
+def _use_built_plugin() -> None:
+    """Use the plugin if it is built and the variable is not empty; a warning says why it cannot be used."""
+    given = os.environ.get(_VARIABLE)
+    if given or (given is None and _cached_plugin().is_file()):
+        try:
+            use_plugin()
+        except RuntimeError as error:
+            _LOGGER.warning(_THROUGH_HOST, error)
+
+
+def _plugin_key() -> str:
+    return f"OpenMM {openmm.Platform.getOpenMMVersion()}, {hashlib.sha256(_CPP.read_bytes()).hexdigest()[:16]}"
+
+
+def _cached_plugin() -> Path:
+    return user_cache() / f"{_plugin_key()}, {platform.machine()}.so".replace(" ", "-").replace(",", "")
+
+
+class _Call(ctypes.Structure):
+    """The structure `Call` of the plugin, where its fields are explained."""
+
+    _fields_ = [
+        ("callable", ctypes.c_void_p), ("cuda_context", ctypes.c_void_p), ("particles", ctypes.c_int),
+        ("periodic_force", ctypes.c_int), ("periodic_system", ctypes.c_int), ("include_energy", ctypes.c_int),
+        ("box", ctypes.c_double * 9),
+        ("evaluate", ctypes.c_void_p), ("error", ctypes.c_char_p), ("positions", ctypes.c_void_p),
+        ("forces", ctypes.c_void_p), ("wrapped", ctypes.c_void_p), ("positions_are_double", ctypes.c_int),
+        ("forces_are_double", ctypes.c_int), ("length", ctypes.c_double), ("force", ctypes.c_double),
+        ("energy", ctypes.c_double),
+    ]  # fmt: skip
+
+
+_BEGIN, _END = (ctypes.CFUNCTYPE(result, ctypes.POINTER(_Call)) for result in (ctypes.c_int, None))
+_EVALUATE = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+def _begin(call: Any) -> int:
+    """Return whether the force of a new Context evaluates through the plugin."""
+    force = _CALLABLES.get(call.contents.callable)
+    if force is None:
+        return 0
+    try:
+        reason = _refusal(force, call.contents)
+        if not reason:
+            _DIRECT[ctypes.addressof(call.contents)] = DirectCalls(force, call.contents)
+            return 1
+    except Exception as error:  # it cannot pass through OpenMM
+        reason = str(error)
+    _LOGGER.warning(_THROUGH_HOST, reason)
+    return 0
+
+
+def _end(call: Any) -> None:
+    calls = _DIRECT.pop(ctypes.addressof(call.contents))
+    del calls._function  # a circle of references, which would keep the memory on the GPU
+
+
+def _refusal(force: TorchMDNet2Energy, call: _Call) -> str:
+    """Return why a force cannot use the addresses that OpenMM gives; empty if it can."""
+    device = torch.device(force.options["device"])
+    if call.particles != len(force.options["numbers"]):
+        return "the force does not have the particles of the model"  # OpenMM's own kernel raises the error
+    if call.periodic_system and not call.periodic_force:
+        return "the System has a box that the force does not use"  # molecules may be in any image then
+    if not call.cuda_context:
+        if force._isolated:
+            return "the Reference platform does not make molecules whole"
+        return "" if device.type == "cpu" else f"the model is on {device}"
+    if device.type != "cuda":
+        return f"the model is on {device}"
+    driver, current, primary, index = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p(), device.index
+    index = torch.cuda.current_device() if index is None else index
+    driver.cuCtxGetCurrent(ctypes.byref(current))
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(primary), index)
+    driver.cuDevicePrimaryCtxRelease_v2(index)
+    return "" if current.value == primary.value else f"OpenMM does not use PyTorch's CUDA context of {device}"
+
+
+class DirectCalls:
+    """Evaluations of one Context at positions that the plugin writes into tensors, and forces that it reads there.
+
+    The first evaluation, and each that fails on the device, passes through the host as without the plugin, which checks
+    everything. Others replay a bound step.
+
+    Args:
+        force: the callable of the PythonForce.
+        call: the memory shared with the plugin.
+    """
+
+    def __init__(self, force: TorchMDNet2Energy, call: _Call):
+        self._force, self._call, self._device = force, call, torch.device(force.options["device"])
+        self._bound: BoundStep | None = None
+        self._may_bind = call.particles <= BOUND_UP_TO
+        self._in_box = bool(force._pbc.any())
+        self._box = b""
+        self._stream: Any = None
+        if call.cuda_context:
+            stream_of = ctypes.CDLL("libOpenMMCUDA.so", os.RTLD_NOLOAD | os.RTLD_NOW)[_STREAM_OF]
+            stream_of.argtypes, stream_of.restype = [ctypes.c_void_p], ctypes.c_void_p
+            stream = stream_of(call.cuda_context)
+            given = torch.cuda.ExternalStream
+            self._stream = given(stream, self._device) if stream else torch.cuda.default_stream(self._device)
+        self._function = _EVALUATE(self._evaluate)
+        call.evaluate = ctypes.c_void_p.from_address(ctypes.addressof(self._function)).value  # holds no reference
+        call.length, call.force = _NM, 1 / _KJ_MOL_NM
+        with torch.inference_mode(False):
+            self._given = torch.empty(call.particles, 3, dtype=torch.float64, device=self._device)
+            self._pass(self._given, torch.empty_like(self._given))
+
+    def _pass(self, pos: Tensor, forces: Tensor) -> None:
+        """Let the plugin write positions to a tensor and read forces from another, from the next evaluation on."""
+        call, self._forces = self._call, forces
+        call.positions, call.forces = pos.data_ptr(), forces.data_ptr()
+        call.positions_are_double, call.forces_are_double = (t.dtype == torch.float64 for t in (pos, forces))
+
+    def _evaluate(self) -> int:
+        force, stream = self._force, self._stream
+        try:
+            elsewhere = stream is not None and torch.cuda.current_stream(stream.device) != stream
+            with force._lock, torch.cuda.stream(stream) if elsewhere else nullcontext():
+                if self._bound is None or not self._replay(self._bound):
+                    with torch.inference_mode(False):
+                        self._evaluate_on_host()
+        except BaseException as error:  # it cannot pass through OpenMM, which gets the message alone
+            self._error = force._describe(error).encode()
+            self._call.error = self._error
+            return 0
+        return 1
+
+    def _replay(self, bound: BoundStep) -> bool:
+        """Evaluate on the device; return whether that gave energy and forces."""
+        call = self._call
+        if self._in_box and (box := bytes(call.box)) != self._box:
+            bound.cell.copy_(torch.from_numpy(self._cell()))
+            self._box = box
+        good = False
+        try:
+            while not good:
+                bound.replay()
+                good = bound.check()
+        except ValueError:  # a number is not finite: the host finds out which
+            return False
+        if isinstance(bound, ReferenceBoundStep) and not bool((bound.energy.sum() + bound.forces.sum()).isfinite()):
+            return False
+        if call.include_energy:
+            call.energy = float(bound.energy) / KJ_MOL
+        self._force._look(lambda: self._force._structure(_to_host(bound.pos), self._cell() * self._in_box))
+        return True
+
+    def _evaluate_on_host(self) -> None:
+        call, force = self._call, self._force
+        call.energy, forces, structure = force._compute(_to_host(self._given), self._cell())
+        if self._bound is None and self._may_bind:
+            self._bind(structure)
+        self._forces.copy_(torch.from_numpy(forces * _KJ_MOL_NM))
+
+    def _bind(self, structure: Structure) -> None:
+        assert self._force._arrays is not None
+        evaluator = self._force._arrays.evaluator
+        assert isinstance(evaluator, Evaluator)
+        try:
+            self._bound = bound = evaluator.bind(structure.to_system(self._device))
+        except torch.cuda.OutOfMemoryError:
+            self._may_bind = False
+            return
+        if self._force._isolated:
+            self._call.wrapped = self._given.data_ptr()
+        else:
+            self._given = bound.pos
+        self._pass(bound.pos, bound.forces)
+
+    def _cell(self) -> np.ndarray:
+        """Return the box [3, 3] in Å; zeros if the force does not use it."""
+        return np.array(self._call.box).reshape(3, 3) * (_NM * bool(self._force.options["periodic"]))
+
+
+_STREAM_OF = "_ZN6OpenMM11CudaContext16getCurrentStreamEv"  # CudaContext::getCurrentStream()
+
+
+def _to_host(pos: Tensor) -> np.ndarray:
+    return np.array(pos.numpy(force=True), dtype=np.float64)
 
 
 def atomic_numbers(everyone: Sequence[Any], chosen: Sequence[int]) -> list[int]:

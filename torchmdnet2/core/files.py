@@ -24,7 +24,7 @@ from ..errors import BadConfig, BadData, MissingBackend
 __all__ = [
     "DAMAGE", "Run", "append", "atomic_write", "claimed", "damage_is_bad_data", "keep_old", "load_h5py", "locked",
     "old_name", "opened", "opened_hdf5", "require_plain", "runs_of_records", "same_file", "spare_inputs", "try_lock",
-    "umask", "written_aside",
+    "umask", "user_cache", "written_aside",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -373,6 +373,11 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def user_cache() -> Path:
+    """Return the folder of this package in the user's cache; it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchmdnet2"
 
 
 # --- HDF5 files, by the optional package h5py ---

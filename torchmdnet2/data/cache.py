@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.files import atomic_write, umask
+from ..core.files import atomic_write, umask, user_cache
 from ..core.pipeline import in_threads
 from ..errors import BadData
 from ..neighbors.frames import FrameEdges, search
@@ -513,8 +513,7 @@ def cache_root() -> Path:
     own = os.environ.get("TORCHMDNET2_CACHE")
     if own:
         return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "torchmdnet2" / "data"
+    return user_cache() / "data"
 
 
 def cache_folder(names: Sequence[str], options: Mapping[str, Any], root: Path) -> Path:

@@ -1,0 +1,365 @@
+"""The compiled plugin for OpenMM on the Reference platform: the same numbers, errors and life as without it (R27)."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+openmm = pytest.importorskip("openmm")
+
+from ase.build import molecule  # noqa: E402
+from openmm_cases import KJ_MOL, boxed, context_of, ethanol, evaluate, ml_system  # noqa: E402
+from test_openmm import (  # noqa: E402, F401
+    test_box_changes_are_seen,
+    test_constant_energy,
+    test_equals_potential_and_ase,
+    test_float32_network,
+    test_forces_are_the_gradient_of_the_energy,
+    test_minimiser,
+    test_subset,
+)
+from test_openmm_files import (  # noqa: E402, F401
+    test_positions_that_are_not_finite,
+    test_results_that_are_not_finite,
+    test_xml_round_trip_holds_no_weights,
+    test_xml_with_a_replaced_or_missing_file,
+)
+
+from torchmdnet2 import System  # noqa: E402
+from torchmdnet2.adapters import openmm as adapter  # noqa: E402
+from torchmdnet2.errors import MissingBackend  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or not sys.platform.startswith("linux"), reason="needs g++ on Linux"
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return adapter.build_plugin(tmp_path_factory.mktemp("plugin") / "plugin.so")
+
+
+@pytest.fixture(autouse=True)
+def plugin(built, monkeypatch):
+    """Contexts on the Reference platform use the plugin during a test, unless it disconnects it."""
+    monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", str(built))
+    adapter.use_plugin("Reference")
+    yield adapter._LOADED[-1]
+    gc.collect()  # contexts in the tracebacks of expected errors
+    assert not adapter._DIRECT, "a deleted Context left something"
+    disconnect()
+
+
+def disconnect():
+    adapter._LOADED[-1].torchmdnet2_connect(None, None)
+    adapter._LOADED.clear()
+
+
+def direct() -> int:
+    """Number of living Contexts that use the plugin."""
+    gc.collect()
+    return len(adapter._DIRECT)
+
+
+def trajectory(system, atoms, integrator=None, steps=50):
+    """Positions, velocities and energies every ten steps, and the last box."""
+    context = context_of(system, atoms)
+    if integrator is not None:
+        context = openmm.Context(system, integrator, openmm.Platform.getPlatformByName("Reference"))
+        context.setPositions(atoms.positions / 10)
+    context.setVelocitiesToTemperature(300, 1)
+    found = []
+    for _ in range(steps // 10):
+        context.getIntegrator().step(10)
+        state = context.getState(getPositions=True, getVelocities=True, getEnergy=True)
+        found += [state.getPositions(asNumpy=True)._value, state.getVelocities(asNumpy=True)._value]
+        found += [state.getPotentialEnergy()._value, state.getPeriodicBoxVectors(asNumpy=True)._value]
+    return found, context
+
+
+CASES = {
+    "vacuum": lambda model: (ml_system(model, ethanol()), ethanol(), None),
+    "part": lambda model: (ml_system(model, ethanol(), [8, 2, 0, 1]), ethanol(), None),
+    "box": lambda model: (ml_system(model, boxed("triclinic")), boxed("triclinic"), None),
+    "barostat": lambda model: (with_barostat(ml_system(model, wide())), wide(), None),
+    "groups": lambda model: (in_groups(model), ethanol(), openmm.MTSIntegrator(1e-3, [(1, 1), (0, 4)])),
+}
+
+
+def wide():
+    atoms = ethanol()
+    atoms.set_cell([8.0, 8.0, 8.0])
+    atoms.pbc = True
+    return atoms
+
+
+def with_barostat(system):
+    barostat = openmm.MonteCarloBarostat(1e3, 300, 1)
+    barostat.setRandomNumberSeed(1)
+    system.addForce(barostat)
+    return system
+
+
+def in_groups(model):
+    system = ml_system(model, ethanol())
+    system.getForce(0).setForceGroup(1)
+    bonds = openmm.HarmonicBondForce()
+    bonds.addBond(0, 1, 0.15, 1000.0)
+    system.addForce(bonds)
+    return system
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dynamics(model_file, case):
+    """A run is the one without the plugin, and the forces are evaluated on addresses."""
+    runs = []
+    for used in (True, False):
+        if not used:
+            disconnect()
+        run, context = trajectory(*CASES[case](model_file))
+        assert direct() == used
+        runs.append(run)
+        del context
+    adapter.use_plugin("Reference")
+    for found, expected in zip(*runs, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+    if case == "barostat":
+        assert abs(runs[0][-1][0, 0] - 0.8) > 1e-3, "the box did not change, which this test needs"
+
+
+def test_the_callable_is_called_no_more(model_file, monkeypatch):
+    monkeypatch.setattr(adapter.TorchMDNet2Energy, "__call__", None)
+    context = context_of(ml_system(model_file, ethanol()), ethanol())
+    (calls,) = adapter._DIRECT.values()
+    passed = []
+    monkeypatch.setattr(calls, "_evaluate_on_host", lambda original=calls._evaluate_on_host: passed.append(original()))
+    context.getIntegrator().step(5)
+    assert len(passed) == 1, "only the first evaluation passes through the host"
+
+
+def test_other_python_forces_are_left_alone():
+    system = openmm.System()
+    system.addParticle(1.0)
+    system.addForce(openmm.PythonForce(lambda state: (2.0, np.array([[1.0, 2.0, 3.0]]))))
+    context = openmm.Context(system, openmm.VerletIntegrator(1e-3), openmm.Platform.getPlatformByName("Reference"))
+    context.setPositions([[0, 0, 0]])
+    energy, forces = evaluate(context)
+    assert energy == 2 and forces.tolist() == [[1, 2, 3]] and direct() == 0
+
+
+def test_contexts_and_copies(potential, model_file):
+    """Contexts of one System, of a copy, and one whose force was removed, in turn."""
+    system, atoms = ml_system(model_file, ethanol()), ethanol()
+    copied, empty = copy.deepcopy(system), copy.deepcopy(system)
+    empty.removeForce(0)
+    contexts = [context_of(s, atoms) for s in (system, system, copied, empty)]
+    del system
+    assert direct() == 3
+    for seed in range(3):
+        frames = [ethanol() for _ in contexts]
+        for k, (context, frame) in enumerate(zip(contexts, frames, strict=True)):
+            frame.rattle(0.05, seed=10 * seed + k)
+            context.setPositions(frame.positions / 10)
+        for context, frame in list(zip(contexts, frames, strict=True))[:3]:
+            energy, forces = evaluate(context)
+            expected = potential(System.from_ase(frame))
+            assert energy == pytest.approx(float(expected.energy.detach()) * KJ_MOL, abs=1e-8)
+            np.testing.assert_allclose(forces, expected.forces.numpy() * KJ_MOL * 10, atol=1e-7)
+        assert evaluate(contexts[3])[0] == 0
+    del contexts, context
+    assert direct() == 0
+
+
+def test_eight_threads(potential):
+    """R29: Contexts of one System give what they give one after another."""
+    frames = [ethanol() for _ in range(8)]
+    for k, atoms in enumerate(frames):
+        atoms.rattle(0.05, seed=k)
+    system = ml_system(potential, frames[0])
+    expected = [evaluate(context_of(system, atoms)) for atoms in frames]
+    contexts = [context_of(system, atoms) for atoms in frames]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            for (energy, forces), found in zip(expected, pool.map(evaluate, contexts), strict=True):
+                assert found[0] == pytest.approx(energy, abs=1e-8)
+                np.testing.assert_allclose(found[1], forces, atol=1e-7)
+
+
+def test_buffers_are_freed_with_the_context(model_file):
+    """At once, without a search for circles of references: they are on the GPU."""
+    gc.disable()
+    try:
+        context = context_of(ml_system(model_file, ethanol()), ethanol())
+        evaluate(context)
+        (calls,) = map(weakref.ref, adapter._DIRECT.values())
+        del context
+        assert calls() is None
+    finally:
+        gc.enable()
+
+
+def test_errors_name_the_particle_and_the_run_goes_on(model_file):
+    """After the first evaluation, which checks everything."""
+    atoms = ethanol()
+    context = context_of(ml_system(model_file, atoms), atoms)
+    before = evaluate(context)
+    for _ in range(2):
+        broken = ethanol()
+        broken.positions[5, 1] = np.inf
+        context.setPositions(broken.positions / 10)
+        with pytest.raises(openmm.OpenMMException, match=r"torchmdnet2 .*tiny.tmn.*: ValueError: .*particle 5 \(H\)"):
+            evaluate(context)
+        broken.positions[5] = broken.positions[4]
+        context.setPositions(broken.positions / 10)
+        with pytest.raises(openmm.OpenMMException, match=r"atom 4 and atom 5 are at the same place"):
+            evaluate(context)
+        context.setPositions(atoms.positions / 10)
+        after = evaluate(context)
+        assert after[0] == pytest.approx(before[0], abs=1e-9)
+        np.testing.assert_allclose(after[1], before[1], atol=1e-8)
+
+
+def test_energy_alone(potential, model_file):
+    atoms = ethanol()
+    context = context_of(ml_system(model_file, atoms), atoms)
+    for seed in range(3):
+        context.setPositions(atoms.positions / 10)
+        expected = float(potential(System.from_ase(atoms)).energy.detach()) * KJ_MOL
+        assert context.getState(getEnergy=True).getPotentialEnergy()._value == pytest.approx(expected, abs=1e-8)
+        atoms.rattle(0.05, seed=seed)
+
+
+def test_a_step_without_room_for_its_edges_is_repeated(model_file, monkeypatch):
+    atoms = ethanol()
+    context = context_of(ml_system(model_file, atoms), atoms)
+    expected = evaluate(context)
+    (calls,) = adapter._DIRECT.values()
+    good, replays, replay = iter([False, False, True]), [], calls._bound.replay
+    monkeypatch.setattr(calls._bound, "check", lambda: next(good))
+    monkeypatch.setattr(calls._bound, "replay", lambda: replays.append(replay()))
+    context.setPositions(atoms.positions / 10)
+    energy, forces = evaluate(context)
+    assert len(replays) == 3 and energy == pytest.approx(expected[0], abs=1e-9)
+    np.testing.assert_allclose(forces, expected[1], atol=1e-8)
+
+
+def test_refusals_are_stated_and_nothing_is_lost(potential, model_file, caplog):
+    """OpenMM's own kernel serves what the plugin does not."""
+    caplog.set_level(logging.WARNING, "torchmdnet2.openmm")
+    atoms = boxed("orthorhombic")
+    outside = ml_system(model_file, atoms, periodic=False)
+    outside.addForce(openmm.HarmonicBondForce())
+    outside.getForce(1).setUsesPeriodicBoundaryConditions(True)
+    context = context_of(outside, atoms)
+    assert "pass through the host: the System has a box that the force does not use" in caplog.text
+    atoms.pbc = False
+    expected = float(potential(System.from_ase(atoms)).energy.detach()) * KJ_MOL
+    assert evaluate(context)[0] == pytest.approx(expected, rel=1e-9)
+    alone = molecule("H2O", cell=[9.0, 9.0, 9.0], pbc=True)
+    assert evaluate(context_of(ml_system(model_file, alone, isolated=True), alone))[1].any()
+    assert "the Reference platform does not make molecules whole" in caplog.text
+    fewer = ml_system(model_file, ethanol())
+    fewer.getForce(0).setParticles([0, 1])
+    with pytest.raises(openmm.OpenMMException):
+        evaluate(context_of(fewer, ethanol()))
+    assert "does not have the particles of the model" in caplog.text
+    assert direct() == 0
+
+
+def test_a_call_has_the_layout_of_the_plugin():
+    """Names and types, in the sequence of the source."""
+    source = adapter._CPP.read_text()
+    body = re.sub(r"//.*", "", source[source.index("struct Call {") + 13 : source.index("typedef int (*Begin)")])
+    found = []
+    for declared in body.split("};")[0].split(";"):
+        kind, _, names = declared.strip().replace("const ", "").replace("(*evaluate)()", "evaluate").partition(" ")
+        kind = "void*" if "evaluate" in names else kind
+        found += [(re.sub("([A-Z])", r"_\1", name.strip()).lower(), kind) for name in names.split(",") if name]
+    types = {"void*": ctypes.c_void_p, "char*": ctypes.c_char_p, "int": ctypes.c_int, "double": ctypes.c_double}
+    expected = [(name, types[kind]) for name, kind in found if name != "box[9]"]
+    fields = list(adapter._Call._fields_)
+    assert fields.pop([name for name, _ in found].index("box[9]")) == ("box", ctypes.c_double * 9)
+    assert fields == expected
+
+
+def test_python_may_end_before_a_context(built, model_file):
+    """A Context that lives in a module outlives what the plugin calls."""
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from openmm_cases import *
+from torchmdnet2.adapters import openmm as adapter
+adapter.use_plugin("Reference")
+context = context_of(ml_system({str(model_file)!r}, ethanol()), ethanol())
+context.getIntegrator().step(3)
+assert adapter._DIRECT
+import builtins
+builtins.kept = context
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_builds_that_fail(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingBackend, match="no compiler no-such-compiler: install g"):
+        adapter.build_plugin(tmp_path / "plugin.so")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(openmm.version, "openmm_library_path", str(tmp_path / "lib"))
+    with pytest.raises(MissingBackend, match="OpenMM's headers are not in"):
+        adapter.build_plugin(tmp_path / "plugin.so")
+    monkeypatch.undo()
+    monkeypatch.setattr(adapter, "_CPP", tmp_path / "wrong.cpp")
+    (tmp_path / "wrong.cpp").write_text("this is no program")
+    with pytest.raises(RuntimeError, match=r"cannot be compiled: g(.|\n)*error"):
+        adapter.build_plugin(tmp_path / "plugin.so")
+    assert not (tmp_path / "plugin.so").exists()
+
+
+def test_plugins_that_do_not_fit(built, monkeypatch, tmp_path):
+    monkeypatch.setattr(adapter, "_plugin_key", lambda: "OpenMM 9.0, 0123")
+    with pytest.raises(RuntimeError, match=r"built for OpenMM 8.*, but this is OpenMM 9\.0, 0123: call build_plugin"):
+        adapter.use_plugin("Reference")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", "")
+    with pytest.raises(RuntimeError, match=r"there is no .*torchmdnet2.OpenMM-9\.0-0123-.*so: build the plugin"):
+        adapter.use_plugin("Reference")
+    (tmp_path / "text.so").write_text("text")
+    monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", str(tmp_path / "text.so"))
+    with pytest.raises(RuntimeError, match=r"text\.so cannot be loaded"):
+        adapter.use_plugin("Reference")
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", str(built))
+    with pytest.raises(RuntimeError, match="OpenMM has no platform Nowhere here"):
+        adapter.use_plugin("Nowhere")
+
+
+def test_cached_builds_are_found(built, monkeypatch, tmp_path, caplog):
+    """Where the plugin is built, forces on a GPU load it, and say why they cannot use it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHMDNET2_OPENMM_PLUGIN")
+    caplog.set_level(logging.WARNING, "torchmdnet2.openmm")
+    adapter._use_built_plugin()
+    assert not caplog.records
+    path = adapter._cached_plugin()
+    path.parent.mkdir(parents=True)
+    shutil.copy(built, path)
+    monkeypatch.setattr(adapter, "share_context", lambda: (_ for _ in ()).throw(RuntimeError("no context")))
+    monkeypatch.setattr(openmm.Platform, "getName", lambda self: "CUDA")
+    adapter._use_built_plugin()
+    assert "positions and forces pass through the host: no context" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", "")
+    adapter._use_built_plugin()
+    assert not caplog.records, "an empty variable turns it off"
