@@ -428,9 +428,12 @@ class FusedBackend(_StepBackend):
         try:
             return super()._new_step(system, stress)
         except (torch.cuda.OutOfMemoryError, NeighborOverflow) as error:
-            if system.num_systems > 1 or self.blocks_reason:
-                error.add_note(f"It cannot be evaluated in blocks: {self.blocks_reason or 'there are several structures'}")
+            if system.num_systems > 1:
                 raise
+            if self.blocks_reason:
+                if isinstance(error, NeighborOverflow):
+                    raise
+                raise torch.cuda.OutOfMemoryError(f"{error}; not evaluated in blocks: {self.blocks_reason}") from None
         return self._largest_blocks(system, stress)
 
     def _largest_blocks(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:

@@ -467,7 +467,7 @@ def _cut(fractions: Tensor, low: list[float], high: list[float], heights: Tensor
     axis = int(((fractions.amax(0) - fractions.amin(0)) * heights).argmax())
     first = parts // 2
     rank = max(1, len(fractions) * first // parts)
-    at = float(fractions[:, axis].kthvalue(rank + 1).values)
+    at = sum(float(fractions[:, axis].kthvalue(k).values) for k in (rank, rank + 1)) / 2
     left = fractions[:, axis] < at
     middle_high, middle_low = list(high), list(low)
     middle_high[axis] = middle_low[axis] = at

@@ -122,8 +122,8 @@ def next_capacity(edges: int) -> int:
 class Step(ABC):
     """Energy, forces and stress of N atoms in B structures, as launches on the current stream.
 
-    Write to `pos` and `cell`, `launch()`, read `out`. Unless a step `waits`, a CUDA graph can hold `launch()`. Flags are
-    collected in `out.status` until `clear()`; while one of the neighbor search's bits is set, all results are NaN.
+    Write to `pos` and `cell`, `launch()`, read `out`. Unless a step `waits`, a CUDA graph can hold `launch()`. Flags
+    are collected in `out.status` until `clear()`; while one of the neighbor search's bits is set, all results are NaN.
 
     Args:
         num_atoms, num_systems: N and B.
