@@ -132,7 +132,7 @@ def test_a_molecule(dtype):
 def test_a_slab_in_mixed_precision():
     """Periodic along two vectors; fields are in float16."""
     system = atoms(8, LONG, pbc=torch.tensor([True, True, False]))
-    evaluator = Evaluator(POTENTIAL, "mixed", block_atoms=45)
+    evaluator = Evaluator(POTENTIAL, "mixed", block_atoms=43)
     found = evaluator(system)
     whole = Evaluator(POTENTIAL, "mixed")(system)
     assert blocks_of(evaluator) > 1
