@@ -140,6 +140,18 @@ def test_a_slab_in_mixed_precision():
     assert float((found.atom_energies - whole.atom_energies).abs().max()) < 1e-6
 
 
+def test_the_embedding_by_elements(monkeypatch):
+    monkeypatch.setattr(launch_shapes, "_BY_ELEMENTS_FROM", ((0,), (0,)))
+    system = atoms(16, edges=(24.0, 3.0, 3.0))
+    system = system.replace(z=torch.full_like(system.z, 8))
+    evaluator = Evaluator(POTENTIAL, block_atoms=14)
+    found = evaluator(system)
+    assert blocks_of(evaluator) > 1
+    (step,) = (graphed.step for graphed, _ in evaluator._active.steps.values())
+    assert step.path["shapes"].elements == (8,)
+    assert_right(found, POTENTIAL, system)
+
+
 def test_an_atom_alone_has_exactly_its_reference_energy():
     potential = make(layers=1, priors=[{"name": "atomref", "energies": {"1": -13.6, "6": -1030.0, "8": -2041.3}}])
     system = System(z=torch.tensor([1, 8, 6]), pos=torch.tensor([[0.0, 0, 0], [5, 0, 0], [6, 0, 0]]).double())

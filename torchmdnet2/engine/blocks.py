@@ -155,7 +155,8 @@ class BlockStep(Step):
     @property
     def layout(self) -> str:
         """The blocks, in words."""
-        return f"in {self.num_blocks} blocks of up to {self._room} atoms with their surroundings"
+        blocks = "1 block" if self.num_blocks == 1 else f"{self.num_blocks} blocks"
+        return f"in {blocks} of up to {self._room} atoms with their surroundings"
 
     @property
     def nbytes(self) -> int:
