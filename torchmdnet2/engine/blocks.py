@@ -24,14 +24,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kernels.interfaces import FIXED_POINT, Atoms, Edges, GpuBuffers, TermLaunch, TermSums
+from ..kernels.interfaces import FIXED_POINT, Atoms, Buffers, Edges, TermLaunch, TermSums
 from ..neighbors.reference import complete_cell
 from ..neighbors.triton_search import TritonNeighborSearch, with_room
 from ..potential.potential import Potential
 from ..system import System
 from .finish import BROKEN, NO_VOLUME, RESULT_NOT_FINITE
 from .fused_step import FusedModel, SpatialOrder
-from .select import fast_path, kernels_of, list_cutoffs
+from .select import HeldTerm, fast_path, list_cutoffs, terms_of
 from .step import FEWEST_EDGES, NOT_FINITE, OVERFLOW, Step
 from .timings import Part
 
@@ -54,14 +54,11 @@ def blocks_unsupported_reason(potential: Potential) -> str:
         return f"the kernels for {type(representation).__name__} evaluate whole structures only"
     if potential.properties:
         return f"the model predicts {', '.join(potential.properties)}, properties of whole structures"
-    for prior in potential.priors:
-        kernels = kernels_of(prior, potential.device)
-        name = type(prior).__name__
-        if kernels is None:
-            if not prior.constant:
-                return f"the prior {name} has no kernels"
-        elif not kernels.gpu(prior, potential.device, potential.elements).of_edges:
-            return f"the prior {name} needs more of the structure than the neighbors of each atom"
+    for term in terms_of(potential, compiled=False):
+        if term.by_autograd:
+            return f"the prior {term.name} has no kernels"
+        if not term.of_edges:
+            return f"the prior {term.name} needs more of the structure than the neighbors of each atom"
     return ""
 
 
@@ -126,7 +123,7 @@ class BlockStep(Step):
         potential = model.potential
         self._net, self.block_atoms, self._method = net, block_atoms, method
         self._shapes, self._given_shapes, self._term_shapes = shapes, shapes is not None, term_shapes
-        self._terms = sorted(model.terms, key=lambda term: term.allocates)
+        self._terms = model.terms
         self._subtract, self._shift = potential.subtract_isolated, potential.energy_shift
         self._cutoff, self._layers = float(potential.cutoff), int(net.weights.num_layers)
         self._lists = list_cutoffs(self._cutoff, [float(term.cutoff) for term in self._terms])
@@ -147,7 +144,7 @@ class BlockStep(Step):
         self._of_terms = new(num_atoms, 3, dtype=torch.float32) if self._terms else None
         self._sums: TermSums | None = None
         self._fewest, self.num_blocks, self._room = fewest, 0, 0
-        self._buffers: GpuBuffers | None = None
+        self._buffers: Buffers | None = None
         self.searches = {}
 
     # --- sizes ---------------------------------------------------------------------------------------------------
@@ -239,7 +236,7 @@ class BlockStep(Step):
         if self._terms:
             self._sums = TermSums(new(n), new(n, 3, dtype=torch.float32), new(n, 9, dtype=torch.float32))
         self._term_shapes = self._term_shapes or tuple(term.launch_shapes(n) for term in self._terms)
-        self._held = [term.allocate(n) for term in self._terms]
+        self._held = [HeldTerm(term, self._lists, n) for term in self._terms]
         if not self._given_shapes:
             self._shapes = replace(self._net.shapes_for(n, self.z), overlap=0)  # PyTorch lies between the kernels
         self._make_searches({c: capacities.get(c, FEWEST_EDGES) for c in self._lists}, self._method, False)
@@ -394,17 +391,17 @@ class BlockStep(Step):
         order, net = self._order, self._net
         ptr = torch.tensor([0, rows], dtype=torch.int32, device=self.device)
         atoms = Atoms(order.z, self._factors[:rows], self._zeros[:rows], ptr, order.pos, shells=self._shells)
-        lists = [
-            Edges(search.row_ptr, search.sender, search.vectors, cutoff)  # type: ignore[arg-type]
+        lists = {
+            cutoff: Edges(search.row_ptr, search.sender, search.vectors, cutoff)
             for cutoff, search in self.searches.items()
-        ]
-        net.run(b, self._shapes, atoms, lists[0], True)
+        }
+        row_ptr = self.search.row_ptr
+        net.run(b, self._shapes, atoms, lists[self._cutoff], True)
         place = self._atom.index_select(0, order.order)[:total]
         energies = b.energy[:own].double() * net.unit
         mine = place[:own]
         if self._subtract:
             energies -= self.isolated[mine]
-            row_ptr = lists[0].row_ptr
             if self._neutral:  # an atom without neighbors has exactly no energy
                 energies.masked_fill_(row_ptr[1 : own + 1] == row_ptr[:own], 0.0)
         energies += self.reference[mine]
@@ -418,11 +415,12 @@ class BlockStep(Step):
         self.out.atom_energies.index_copy_(0, mine, energies)
         self._fixed.index_add_(0, place, b.forces[:total])
 
-    def _add_terms(self, atoms: Atoms, lists: list[Edges]) -> None:
+    def _add_terms(self, atoms: Atoms, lists: dict[float, Edges]) -> None:
         assert self._sums is not None
-        for k, (term, held) in enumerate(zip(self._terms, self._held, strict=True)):
-            edges = min((rows for rows in lists if rows.cutoff >= term.cutoff), key=lambda rows: rows.cutoff)
-            term.run(held, atoms, edges, self._sums, TermLaunch(k == 0, True, True, self._term_shapes[k], {"PDL": 0}))
+        for k, held in enumerate(self._held):
+            assert held.list_cutoff is not None
+            launch = TermLaunch(k == 0, True, True, self._term_shapes[k], {"PDL": 0})
+            held.term.run(held.buffers, atoms, lists[held.list_cutoff], self._sums, launch)
 
     def _finish(self) -> None:
         """Write the results of the structure, NaN if they cannot be right."""

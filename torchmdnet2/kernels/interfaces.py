@@ -363,8 +363,8 @@ class FastPath(ABC):
     """The fast path of one class of representations.
 
     Attributes:
-        on_cpu: there is `cpu`; takes_ghosts: networks run `Atoms` with an exchange; `allocate` of
-            what `gpu` gives takes a number of ghosts.
+        on_cpu: there is `cpu`; takes_ghosts: networks run `Atoms` with an exchange, that of `gpu` also with shells, and
+            its `allocate` takes a number of ghosts.
         predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
         arithmetic: of the kernels on a GPU by precision, in words; a precision that is absent is not supported.
