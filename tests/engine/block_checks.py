@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.engine import backends, blocks
+from torchmdnet2.engine import blocks
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.models.tensornet import gpu as launch_shapes
 
@@ -222,7 +222,7 @@ def test_what_does_not_fit_into_the_memory_is_evaluated_in_blocks(monkeypatch):
     monkeypatch.setattr(FusedModel, "build", too_large)
     monkeypatch.setattr(blocks.BlockStep, "_make_buffers", few)
     monkeypatch.setattr(blocks, "LARGEST_BLOCK", 16)
-    monkeypatch.setattr(backends, "GRAPHS_UP_TO", 5)
+    monkeypatch.setattr(blocks, "SMALLEST_BLOCK", 5)
     evaluator = Evaluator(potential)
     assert_right(evaluator(system), potential, system)
     assert blocks_of(evaluator) > 1

@@ -438,19 +438,28 @@ class FusedBackend(_StepBackend):
 
     def _largest_blocks(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
         """Return a step in blocks as large as fit into the memory."""
-        from .blocks import LARGEST_BLOCK
+        from .blocks import LARGEST_BLOCK, SMALLEST_BLOCK
 
         size = LARGEST_BLOCK
         while True:
             torch.cuda.empty_cache()
             try:
-                return self._in_blocks(size).build(system, stress)
+                return self._beside_free_memory(size, system, stress)
             except torch.cuda.OutOfMemoryError:
-                if size < GRAPHS_UP_TO:
+                if size < SMALLEST_BLOCK:
                     raise
             size = size * 3 // 4
 
+    def _beside_free_memory(self, size: int, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        """Return a step in blocks of a size, beside memory that stays free for sums over the structure and for more
+        edges."""
+        free = torch.empty(2**30 + 100 * system.num_atoms, dtype=torch.uint8, device=self.task.device)
+        built = self._in_blocks(size).build(system, stress)
+        del free
+        return built
+
     def _in_blocks(self, size: int) -> BlockModel:
+        """Return the model of steps in blocks of at most so many atoms."""
         from .blocks import BlockModel
 
         if self._blocks is None:

@@ -35,11 +35,12 @@ from .select import HeldTerm, fast_path, list_cutoffs, terms_of
 from .step import FEWEST_EDGES, NOT_FINITE, OVERFLOW, Step
 from .timings import Part
 
-__all__ = ["LARGEST_BLOCK", "BlockModel", "blocks_unsupported_reason"]
+__all__ = ["LARGEST_BLOCK", "SMALLEST_BLOCK", "BlockModel", "blocks_unsupported_reason"]
 
 
-LARGEST_BLOCK = 2**20
-"""Atoms of a block with its surroundings: larger ones save little, and take more memory."""
+LARGEST_BLOCK, SMALLEST_BLOCK = 2**20, 2**15
+"""Atoms of a block with its surroundings that are tried: larger ones save little and take more memory, smaller ones
+consist of surroundings mostly."""
 
 _SAMPLE = 2**20  # atoms that tell where to cut
 _MARGIN = 1e-4  # Å, for rounding of positions
