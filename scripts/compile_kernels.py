@@ -144,10 +144,7 @@ def blocks(channels: int) -> None:
         print(f"{precision}, a block of 5,000 atoms, positions in {dtype}")
         step = BlockModel(potential, precision, 5000).step(20000, 1, dtype, True)
         step._make_buffers(5008)
-        step._gather(torch.zeros(6, dtype=torch.float64))
-        step._needs_room()
-        step._shells = 1000, 2000, 3000
-        step._add_block(5000)
+        step.launch_any()
 
 
 def priors(capability: int) -> None:

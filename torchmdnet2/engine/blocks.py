@@ -31,6 +31,7 @@ from ..potential.potential import Potential
 from ..system import System
 from .finish import BROKEN, NO_VOLUME, RESULT_NOT_FINITE
 from .fused_step import FusedModel, SpatialOrder
+from .graph import compile_side_by_side
 from .select import HeldTerm, fast_path, list_cutoffs, terms_of
 from .step import FEWEST_EDGES, NOT_FINITE, OVERFLOW, Step
 from .timings import Part
@@ -104,7 +105,7 @@ class BlockStep(Step):
     """
 
     waits = True
-    measures_graph = True  # PyTorch reads what kernels write
+    measures_graph = True  # `launch` depends on what kernels write
 
     def __init__(
         self,
@@ -300,6 +301,8 @@ class BlockStep(Step):
         self.num_blocks = len(boxes)
         if most > self._room:
             self._make_buffers(min(with_room(most), self.block_atoms))
+            if self.device.type == "cuda":
+                compile_side_by_side(self.launch_any)
 
     def _count(self, bounds: Tensor) -> int:
         """Count the atoms of a block and what surrounds it; waits for the device."""
@@ -366,6 +369,13 @@ class BlockStep(Step):
             while usable and not self._add_blocks():
                 self._plan()
             self._finish()
+
+    def launch_any(self) -> None:
+        """Launch all kernels of a block, whatever the numbers in the buffers: to compile them."""
+        self._gather(self._bounds[0])
+        self._needs_room()
+        self._shells = tuple(range(1, self._layers + 2))
+        self._add_block(self._layers + 2)
 
     def _add_blocks(self) -> bool:
         """Compute all blocks. Returns False if one has more atoms than fit, or there are none yet."""
