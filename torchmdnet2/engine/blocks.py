@@ -43,7 +43,7 @@ LARGEST_BLOCK, SMALLEST_BLOCK = 2**20, 2**15
 """Atoms of a block with its surroundings that are tried: larger ones save little and take more memory, smaller ones
 consist of surroundings mostly."""
 
-_SAMPLE = 2**20  # atoms that tell where to cut
+_SAMPLE = 2**17  # atoms that tell where to cut
 _MARGIN = 1e-4  # Å, for rounding of positions
 _ATOMS = 256  # of a program
 
@@ -86,8 +86,8 @@ class BlockModel(FusedModel):
 class BlockStep(Step):
     """Energy, forces and stress of one structure of N atoms, block by block.
 
-    Unlike that of other steps, `launch()` waits for the device and allocates: sizes of blocks depend on positions. It
-    makes room for more edges, and other blocks where atoms have gathered in one.
+    Unlike that of other steps, `launch()` waits for the device and allocates: the blocks depend on the positions, and
+    on nothing else, so that results do not depend on earlier steps. It makes room for more edges by itself.
 
     Args:
         model: network, terms and constants.
@@ -190,11 +190,11 @@ class BlockStep(Step):
                 self._plan()
                 found = 0
                 for bounds in self._bounds:
-                    found += self._gather(bounds)[0]
+                    self._gather(bounds)
+                    found += self._shells[0]
                     while self._needs_room(count=True):
                         pass
-                if found != self.num_atoms:
-                    self._flag(NOT_FINITE)
+                self._require_all(found)
         flags = int(self.out.status[0]) & 0xFFFFFFFF
         self.clear()
         return flags
@@ -240,7 +240,8 @@ class BlockStep(Step):
         self._term_shapes = self._term_shapes or tuple(term.launch_shapes(n) for term in self._terms)
         self._held = [HeldTerm(term, self._lists, n) for term in self._terms]
         if not self._given_shapes:
-            self._shapes = replace(self._net.shapes_for(n, self.z), overlap=0)  # PyTorch lies between the kernels
+            # PyTorch lies between the kernels
+            self._shapes = replace(self._net.shapes_for(self.block_atoms, self.z), overlap=0)
         self._make_searches({c: capacities.get(c, FEWEST_EDGES) for c in self._lists}, self._method, False)
         self._resize(self.search, self.capacity)
 
@@ -267,7 +268,7 @@ class BlockStep(Step):
         full = complete_cell(cell, pbc)
         volume = float(torch.linalg.det(full).abs())
         if not 0 < volume < float("inf"):
-            self._flag(NOT_FINITE)
+            self.out.status[0] |= NOT_FINITE
             return False
         inverse = torch.linalg.inv(full)
         self._inverse, self._heights, self._periodic = inverse, 1 / inverse.norm(dim=0), pbc
@@ -289,7 +290,12 @@ class BlockStep(Step):
         while True:
             boxes = _cut(fractions, low, high, self._heights.to(self.device), parts)
             self._bounds = torch.tensor(boxes, dtype=torch.float64, device=self.device)
-            most = max(map(self._count, self._bounds))
+            counts = [0]
+            for bounds in self._bounds:
+                counts.append(self._count(bounds))
+                if counts[-1] > limit and parts <= self.num_atoms:
+                    break
+            most = max(counts)
             if most <= limit:
                 break
             if parts > self.num_atoms:
@@ -299,7 +305,7 @@ class BlockStep(Step):
                 )
             parts += max(1, parts // 8)
         self.num_blocks = len(boxes)
-        if most > self._room:
+        if most > self._room or not self._room:
             self._make_buffers(min(with_room(most), self.block_atoms))
             if self.device.type == "cuda":
                 compile_side_by_side(self.launch_any)
@@ -314,15 +320,10 @@ class BlockStep(Step):
         torch.cumsum(self._counts, 0, dtype=torch.int32, out=self._ends)
         return int(self._ends[-1])
 
-    def _gather(self, bounds: Tensor) -> list[int]:
-        """Gather and sort the atoms of a block and what surrounds it; waits for the device.
-
-        Returns:
-            Numbers of atoms within 0, 1, …, L cutoffs of the block, and of all; an empty list if there are more than C.
-        """
+    def _gather(self, bounds: Tensor) -> int:
+        """Gather and sort the atoms of a block and what surrounds it, and return how many they are; waits for the
+        device."""
         total = self._count(bounds)
-        if total > self._room:
-            return []
         self._shell.fill_(self._layers + 2)
         self._pos.zero_()
         gather_kernel[(triton.cdiv(self.num_atoms, _ATOMS),)](
@@ -331,12 +332,12 @@ class BlockStep(Step):
             enable_fp_fusion=False,
         )  # fmt: skip
         self._order(self._shell, *self._free)
-        within = torch.stack([(self._shell <= k).sum() for k in range(self._layers + 2)]).tolist()
-        self._shells: tuple[int, ...] = tuple(within[:-1])
+        within = [(self._shell <= k).sum() for k in range(self._layers + 1)]
+        self._shells: tuple[int, ...] = tuple(torch.stack(within).tolist())
         padding = (self._places >= total).int()
         for search in self.searches.values():
             search.set_batch(padding)
-        return within
+        return total
 
     def _needs_room(self, count: bool = False) -> bool:
         """Search the neighbors of what was gathered, or count them; waits for the device.
@@ -358,16 +359,18 @@ class BlockStep(Step):
             self.out.status[0] &= ~OVERFLOW
         return short
 
-    def _flag(self, flag: int) -> None:
-        self.out.status[0] |= flag
+    def _require_all(self, found: int) -> None:
+        """Flag positions that are in no block."""
+        if found != self.num_atoms:
+            self.out.status[0] |= NOT_FINITE
 
     # --- launches ------------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
         with self._on_device():
-            usable = self._take_frame()
-            while usable and not self._add_blocks():
+            if self._take_frame():
                 self._plan()
+                self._add_blocks()
             self._finish()
 
     def launch_any(self) -> None:
@@ -377,23 +380,19 @@ class BlockStep(Step):
         self._shells = tuple(range(1, self._layers + 2))
         self._add_block(self._layers + 2)
 
-    def _add_blocks(self) -> bool:
-        """Compute all blocks. Returns False if one has more atoms than fit, or there are none yet."""
+    def _add_blocks(self) -> None:
+        """Compute all blocks."""
         self._fixed.zero_()
         self._virial.zero_()
         found = 0
-        for bounds in self._bounds[: self.num_blocks]:
-            within = self._gather(bounds)
-            if not within:
-                return False
-            if within[0]:
+        for bounds in self._bounds:
+            total = self._gather(bounds)
+            if self._shells[0]:
                 while self._needs_room():
                     pass
-                self._add_block(within[-1])
-            found += within[0]
-        if self.num_blocks and found != self.num_atoms:
-            self._flag(NOT_FINITE)
-        return self.num_blocks > 0
+                self._add_block(total)
+            found += self._shells[0]
+        self._require_all(found)
 
     def _add_block(self, total: int) -> None:
         """Compute the block that was gathered, and add it to the sums."""
@@ -447,8 +446,8 @@ class BlockStep(Step):
         fields = [out.energy, out.forces, out.atom_energies]
         if out.stress is not None:
             volume = torch.linalg.det(self.cell[0].double()).abs()
-            out.stress.copy_((virial + virial.T) / (2 * volume))
             out.status[0] |= (volume == 0) * NO_VOLUME
+            out.stress.copy_((virial + virial.T) / (2 * torch.where(volume == 0, torch.nan, volume)))
             fields.append(out.stress)
         nan = torch.where(out.status[0] & (BROKEN | RESULT_NOT_FINITE) == 0, 0.0, torch.nan)
         for field in fields:
