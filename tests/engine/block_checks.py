@@ -14,6 +14,8 @@ import torch
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine import blocks
 from torchmdnet2.engine.fused_step import FusedModel
+from torchmdnet2.md.integrators import AtomConstants, HostEngine, VelocityVerlet
+from torchmdnet2.md.kernels_gpu import GraphEngine
 from torchmdnet2.models.tensornet import gpu as launch_shapes
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -180,6 +182,26 @@ def test_a_bound_step():
     step.cell.copy_(larger.cell)
     step.replay()
     assert_right(step.fetch(), potential, larger)
+
+
+def test_dynamics():
+    """md's engine on a GPU, beside the one of the host with whole steps: positions in Å after 1 fs."""
+    potential = make(layers=1)
+    system = atoms(10, edges=(12.0, 3.0, 3.0))
+    masses = torch.full((10, 1), 4.0, dtype=torch.float64)
+    constants = AtomConstants(masses, torch.ones_like(masses), 27, 1)
+    vel = 0.02 * torch.randn(10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for block_atoms in (None, 9):
+        step = Evaluator(potential, graphs=False, block_atoms=block_atoms).bind(system)
+        dynamics = VelocityVerlet(constants, 0.5)
+        engine = HostEngine(step, dynamics) if block_atoms is None else GraphEngine(step, dynamics, capture=False)
+        engine.load(engine.begin(vel))
+        engine.launch(2)
+        found.append(engine.collect().pos.clone())
+        assert engine.check()
+    assert float((found[1] - found[0]).abs().max()) < 1e-8
+    assert float((found[0] - system.pos).abs().max()) > 0.02
 
 
 def test_positions_that_are_not_finite():
