@@ -28,13 +28,14 @@ from triton.runtime.jit import JITFunction
 
 import torchmdnet2.neighbors.triton_search as triton_search
 from torchmdnet2 import Potential, load
+from torchmdnet2.engine.blocks import BlockModel
 from torchmdnet2.engine.fused_step import FusedModel
 
 # bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities)
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 REGISTERS = 65536  # of a multiprocessor
 PROCESSORS = 132
-MODELS = ("tensornet", "priors", "heads", "tensornet2", "messages", "aimnet2")
+MODELS = ("tensornet", "blocks", "priors", "heads", "tensornet2", "messages", "aimnet2")
 
 
 class Driver:
@@ -135,6 +136,17 @@ def inference(capability: int, sizes: list[int], channels: int) -> None:
         model.step(500, 4, torch.float32, True, capacity=30000, thin=True).launch()
 
 
+def blocks(channels: int) -> None:
+    """Launch one block of a step in blocks, with a prior."""
+    model = {"name": "tensornet", "hidden_channels": channels}
+    potential = Potential.from_config({"model": model, "priors": [{"name": "zbl"}]}).eval()
+    for precision, dtype in product(("native", "mixed"), (torch.float32, torch.float64)):
+        print(f"{precision}, a block of 5,000 atoms, positions in {dtype}")
+        step = BlockModel(potential, precision, 5000).step(20000, 1, dtype, True)
+        step._make_buffers(5008)
+        step.launch_any()
+
+
 def priors(capability: int) -> None:
     """Launch steps with the priors that have kernels, of few and of many atoms."""
     charges = {"name": "coulomb", "charges": {"H": 0.4, "O": -0.8}}
@@ -207,6 +219,8 @@ def main() -> int:
     compiled = pretend(options.capability)
     if "tensornet" in options.models:
         inference(options.capability, options.atoms, options.channels)
+    if "blocks" in options.models:
+        blocks(options.channels)
     if "priors" in options.models:
         priors(options.capability)
     if "heads" in options.models:

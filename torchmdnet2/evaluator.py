@@ -67,9 +67,11 @@ class Evaluator:
         graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (5,000 for
             potentials without fused kernels; above, launch overhead is negligible); True always; False never.
         stress: compute the stress in every call.
+        block_atoms: evaluate each structure on a GPU in blocks of at most so many atoms, their surroundings included;
+            batches of several are not divided. None: only a structure that does not fit into the memory.
 
     Raises:
-        ValueError: an unknown option, or "mixed" for a device or potential that has no such kernels.
+        ValueError: an unknown option, or "mixed" or `block_atoms` for a device or potential that has no such kernels.
     """
 
     def __init__(
@@ -78,19 +80,22 @@ class Evaluator:
         precision: Precision = "native",
         graphs: bool | Literal["auto"] = "auto",
         stress: bool = False,
+        block_atoms: int | None = None,
     ):
         if precision not in get_args(Precision):
             raise ValueError(f"precision must be 'native', 'mixed', 'tf32' or 'float64', got {precision!r}")
         if graphs not in ("auto", True, False):
             raise ValueError(f"graphs must be 'auto', True or False, got {graphs!r}")
+        if block_atoms is not None and not (isinstance(block_atoms, int) and block_atoms > 0):
+            raise ValueError(f"block_atoms must be a positive number of atoms or None, got {block_atoms!r}")
         self.potential: Potential = require_potential(potential).eval()
         self.precision: Precision = "native" if precision == "float32" else precision
-        self.graphs, self.stress = graphs, stress
+        self.graphs, self.stress, self.block_atoms = graphs, stress, block_atoms
         self._lock = ProcessLock()
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("potential", "precision", "graphs", "stress")}
+        return {name: getattr(self, name) for name in ("potential", "precision", "graphs", "stress", "block_atoms")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -158,16 +163,25 @@ class Evaluator:
     def refresh(self) -> None:
         """Take the current weights, priors, device and type of the potential."""
         with self._lock:
-            self._task = Task(self.potential, self.precision, self.graphs)
+            self._task = Task(self.potential, self.precision, self.graphs, self.block_atoms)
             kinds = (FusedBackend,) if self.precision == "mixed" else _GPU if self._task.has_triton else _CPU
             self._backends: list[Backend] = [kind(self._task) for kind in kinds]
             if self.precision == "mixed" and self._backends[0].unsupported_reason:
                 raise ValueError(f"precision='mixed': {self._backends[0].unsupported_reason}; {_NATIVE}")
+            if self.block_atoms is not None:
+                self._require_blocks()
             self._declined: list[str] = []
             summing = self.potential.in_cells()
             self._summing = None if summing is self.potential else summing
             self._cells: Evaluator | None = None
             self._last_pbc: tuple[Tensor | None, int, bool] = None, 0, False
+
+    def _require_blocks(self) -> None:
+        """Raise ValueError for a potential that cannot be evaluated in blocks."""
+        first = self._backends[0]
+        reason = first.blocks_reason if isinstance(first, FusedBackend) else "blocks are evaluated by kernels for a GPU"
+        if reason:
+            raise ValueError(f"block_atoms={self.block_atoms}: {reason}; take block_atoms=None")
 
     def _cells_of(self, system: System) -> Evaluator | None:
         """Return the evaluator of periodic structures, if there are some and the model sums over all pairs of
@@ -178,7 +192,7 @@ class Evaluator:
             if self._task.is_changed:
                 self.refresh()
             if self._cells is None and self._summing is not None:
-                self._cells = Evaluator(self._summing, self.precision, self.graphs, self.stress)
+                self._cells = Evaluator(self._summing, self.precision, self.graphs, self.stress, self.block_atoms)
                 _LOGGER.info("periodic cells: %s", describe_cells(self._summing))
             return self._cells
 

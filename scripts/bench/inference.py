@@ -8,8 +8,9 @@ eager. Errors are the largest of any force component and of the energy against t
 same weights. "mixed" and "tf32" are as "ours" in these precisions; "scan" times other launch shapes in mixed precision,
 and each kernel in float32 and mixed precision. "elements" times the embedding by edges and by elements in turns,
 "shapes" other launch shapes of both. With --elements 3,4 each box of water is also there with so many elements.
-"composed" replays the network with priors. "startup" is a fresh process: seconds to its first result and to that of a
-second molecule.
+"composed" replays the network with priors. "blocks" evaluates boxes that do not fit into the memory block by block, in
+mixed precision and float32, and compares a smaller box with a whole step. "startup" is a fresh process: seconds to its
+first result and to that of a second molecule.
 
 Each part runs in a separate process, and its results are written after every system: a part that fails or runs out of
 time does not harm the others. Parts joined by + run at the same time: those that are not timed, the exact results and
@@ -57,6 +58,7 @@ from .systems import (
     peak,
     synchronize,
     timed,
+    water_box,
 )
 from .tensornet2 import by_kernel, held
 
@@ -125,6 +127,43 @@ def ours(potential: Potential, system: System, exact: Any, precision: str = "flo
     _, second = once(lambda: evaluator(system))
     row = {"mode": f"call{suffix}", "first_s": first, "second_s": second, **timed(lambda: evaluator(system))}
     yield {**row, **errors(exact, result.forces, result.energy), "peak_GB": peak(), "report": evaluator.report()}
+
+
+def blocks(potential: Potential, system: System, block_atoms: int | None) -> Iterator[Row]:
+    """Rows of a smaller box in blocks, beside a whole step, and of the system."""
+    small = water_box(32).to(system.device)
+    for precision in ("mixed", "float32"):
+        yield _beside_whole_step(potential, small, precision, 60_000)
+        forget()
+        yield _in_blocks(potential, system, precision, block_atoms)
+        forget()
+
+
+def _beside_whole_step(potential: Potential, system: System, precision: str, block_atoms: int) -> Row:
+    whole = Evaluator(potential, precision)(system, stress=True)  # type: ignore[arg-type]
+    forget()
+    evaluator = Evaluator(potential, precision, block_atoms=block_atoms)  # type: ignore[arg-type]
+    found, again = evaluator(system, stress=True), evaluator(system, stress=True)
+    row: Row = {"mode": f"blocks {precision}, {system.num_atoms} atoms"}
+    for name in ("energy", "atom_energies", "forces", "stress"):
+        of_whole, of_blocks = getattr(whole, name), getattr(found, name)
+        row[f"largest_{name}"] = float(of_whole.abs().max())
+        row[f"{name}_difference"] = float((of_blocks - of_whole).abs().max())
+    row["same_bits"] = torch.equal(found.forces, again.forces) and torch.equal(found.stress, again.stress)
+    return {**row, "report": evaluator.report()}
+
+
+def _in_blocks(potential: Potential, system: System, precision: str, block_atoms: int | None) -> Row:
+    evaluator = Evaluator(potential, precision, block_atoms=block_atoms)  # type: ignore[arg-type]
+    _, first = once(lambda: evaluator(system))
+    report = evaluator.report()
+    bound = evaluator.bind(system)
+    forget()  # what was tried and did not fit does not count
+    row = {"mode": f"blocks {precision}", "first_s": first, **timed(bound.replay, seconds=3.0, most=5)}
+    if not bound.check():
+        raise RuntimeError("the edges did not fit, although a step in blocks makes room for them")
+    print(report, flush=True)
+    return {**row, "us_per_atom": 1e3 * row["ms"] / system.num_atoms, "peak_GB": peak(), "report": report}
 
 
 def composed(system: System, names: str) -> Iterator[Row]:
@@ -336,6 +375,7 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             "warm_compile": lambda s=system: warm(potential, s, "compile"),  # type: ignore[misc]
             "ours": lambda s=system, e=exact: ours(potential, s, e),  # type: ignore[misc]
             "tf32": lambda s=system, e=exact: ours(potential, s, e, "tf32"),  # type: ignore[misc]
+            "blocks": lambda s=system: blocks(potential, s, options.block_atoms),  # type: ignore[misc]
             "composed": lambda s=system: composed(s, options.priors),  # type: ignore[misc]
             "potential": lambda s=system, e=exact: eager(potential, s, e),  # type: ignore[misc]
             **{m: lambda s=system, e=exact, m=m: peer(potential, s, e, m) for m in MODES},  # type: ignore[misc]
@@ -390,6 +430,7 @@ def _command(part: str, work: str, deadline: float, options: argparse.Namespace)
         *("--deadline", str(deadline), "--water", options.water, "--copies", str(options.copies)),
         *("--device", options.device, "--largest", str(options.largest), "--priors", options.priors),
         *("--elements", options.elements),
+        *(["--block-atoms", str(options.block_atoms)] if options.block_atoms else []),
         *(["--systems", str(options.systems)] if options.systems else []),
     ]
 
@@ -410,6 +451,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", type=int, default=10**9, help="leave out systems of more atoms")
     parser.add_argument("--parts", default=",".join(PARTS), help="what is run, in this order")
     parser.add_argument("--priors", default="", help=f"priors of part composed: {', '.join((*COMPOSED, 'morse'))}")
+    parser.add_argument("--block-atoms", type=int, help="atoms of a block in part blocks; default: what fits")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)

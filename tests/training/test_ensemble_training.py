@@ -19,8 +19,7 @@ from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting.evaluation import rank_correlation
 from torchmdnet2.training.reporting.report import digits
-from torchmdnet2.training.run.ensemble import member_config, run_members
-from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.run import member_config, run_members, run_training
 
 
 @pytest.fixture(scope="module")

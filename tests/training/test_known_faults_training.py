@@ -20,9 +20,8 @@ from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.run import start as check
-from torchmdnet2.training.run.ensemble import run_members
 from torchmdnet2.training.run.notes import data_notes
-from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.run import run_members, run_training
 from torchmdnet2.training.run.setup import make_setup, require_usable
 from torchmdnet2.training.run.start import make_trainer, own_torch_state
 from torchmdnet2.training.run.subsets import require_searchable

@@ -26,10 +26,9 @@ from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting.log import TrainingLog
 from torchmdnet2.training.reporting.report import model_card
-from torchmdnet2.training.run.ensemble import run_members
 from torchmdnet2.training.run.levels import require_one_level
 from torchmdnet2.training.run.notes import data_notes
-from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.run import run_members, run_training
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer, run_check
 from torchmdnet2.training.run.subsets import _with_shares

@@ -44,7 +44,7 @@ def _train(options: argparse.Namespace) -> None:
 
         run_training(config, resume=options.resume, check=options.check)
     else:
-        from ..training.run.ensemble import run_members
+        from ..training.run.run import run_members
 
         run_members(config, options.members, options.bootstrap, options.resume, options.check)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..errors import NeighborOverflow
 from ..neighbors.pairs import pair_list
 from ..potential.potential import Potential, Result
 from ..system import System
@@ -28,6 +29,7 @@ from .select import describe_priors, fast_path, kernels_of, unsupported_reason
 from .timings import WHOLE, Part, Timing, measure
 
 if TYPE_CHECKING:
+    from .blocks import BlockModel
     from .cpu_step import CpuModel
     from .step import GraphedStep, StaticInputs, StepModel
 
@@ -52,12 +54,13 @@ class Task:
     Args:
         potential: in evaluation mode.
         precision: "native", "mixed", "tf32" or "float64".
-        graphs: capture CUDA graphs, see Evaluator.
+        graphs: capture CUDA graphs, block_atoms: evaluate structures in blocks, see Evaluator.
     """
 
     potential: Potential
     precision: str
     graphs: bool | Literal["auto"]
+    block_atoms: int | None = None
 
     def __post_init__(self) -> None:
         weights = [*self.potential.parameters(), *self.potential.buffers()]
@@ -306,7 +309,7 @@ class _StepBackend(Backend):
         with torch.no_grad():
             step = self._new_step(system, stress)[0].step
             parts = [*step.parts(), Part(WHOLE, "", step.launch)]
-            return measure(parts, step.device)
+            return measure(parts, step.device, replayed=not step.waits)
 
     def _require_usable(self, system: System) -> None:
         reason = unsupported_system(system)
@@ -389,9 +392,10 @@ class _StepBackend(Backend):
 
 
 class FusedBackend(_StepBackend):
-    """Evaluates on fused Triton kernels on a GPU."""
+    """Evaluates on fused Triton kernels on a GPU; structures that do not fit into its memory in blocks."""
 
     _needs = "the fused kernels"
+    _blocks: BlockModel | None = None
 
     def _reason(self) -> str:
         if self.task.precision == "float64":
@@ -410,6 +414,58 @@ class FusedBackend(_StepBackend):
 
     def _captures(self, system: System, again: bool) -> bool:
         return self.task.graphs is True or bool(self.task.graphs and again and system.num_atoms <= GRAPHS_UP_TO)
+
+    @cached_property
+    def blocks_reason(self) -> str:
+        """Why structures cannot be evaluated in blocks, "" if they can."""
+        from .blocks import blocks_unsupported_reason
+
+        return self.unsupported_reason or blocks_unsupported_reason(self.task.potential)
+
+    def _new_step(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        if self.task.block_atoms is not None and system.num_systems == 1:
+            return self._in_blocks(self.task.block_atoms).build(system, stress)
+        try:
+            return super()._new_step(system, stress)
+        except (torch.cuda.OutOfMemoryError, NeighborOverflow) as error:
+            if system.num_systems > 1:
+                raise
+            if self.blocks_reason:
+                if isinstance(error, NeighborOverflow):
+                    raise
+                raise torch.cuda.OutOfMemoryError(f"{error}; not evaluated in blocks: {self.blocks_reason}") from None
+        return self._largest_blocks(system, stress)
+
+    def _largest_blocks(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        """Return a step in blocks as large as fit into the memory."""
+        from .blocks import LARGEST_BLOCK, SMALLEST_BLOCK
+
+        size = LARGEST_BLOCK
+        while True:
+            torch.cuda.empty_cache()
+            try:
+                return self._beside_free_memory(size, system, stress)
+            except torch.cuda.OutOfMemoryError:
+                if size < SMALLEST_BLOCK:
+                    raise
+            size = size * 3 // 4
+
+    def _beside_free_memory(self, size: int, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        """Return a step in blocks of a size, beside memory that stays free for sums over the structure and for more
+        edges."""
+        free = torch.empty(2**30 + 100 * system.num_atoms, dtype=torch.uint8, device=self.task.device)
+        built = self._in_blocks(size).build(system, stress)
+        del free
+        return built
+
+    def _in_blocks(self, size: int) -> BlockModel:
+        """Return the model of steps in blocks of at most so many atoms."""
+        from .blocks import BlockModel
+
+        if self._blocks is None:
+            self._blocks = BlockModel(self.task.potential, self.task.precision, size)
+        self._blocks.block_atoms = size
+        return self._blocks
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
         try:
@@ -538,6 +594,7 @@ def _describe(graphed: GraphedStep) -> str:
         f"capacity {step.capacity} edges ({graphed.status()[1]} used), {step.nbytes / 1e6:.1f} MB",
         "replayed as one CUDA graph" if graphed.captured else "launched kernel by kernel",
     ]
+    parts += [step.layout] if step.layout else []
     parts += ["with stress"] if step.stress else []
     parts += ["atoms in spatial order"] if step.order is not None else []
     return ", ".join(parts)

@@ -31,9 +31,11 @@ class BoundStep(ABC):
         forces [N, 3] eV/Å, energy [B] eV, atom_energies [N] eV, stress [B, 3, 3] eV/Å³ or None, charges [N] e or None:
             overwritten by every replay, NaN if they cannot be right. Their memory never changes.
         compiled: whether it runs on the kernels that numba compiles for the CPU.
+        waits: `replay` waits for the device, so that no CUDA graph can hold it.
     """
 
     compiled = False
+    waits = False
     pos: Tensor
     cell: Tensor
     forces: Tensor
@@ -44,7 +46,7 @@ class BoundStep(ABC):
 
     @abstractmethod
     def replay(self) -> None:
-        """Compute everything at the present `pos` and `cell`, on the current stream, without waiting for it."""
+        """Compute everything at the present `pos` and `cell`, on the current stream, without waiting unless `waits`."""
 
     @abstractmethod
     def check(self) -> bool:

@@ -122,9 +122,8 @@ def next_capacity(edges: int) -> int:
 class Step(ABC):
     """Energy, forces and stress of N atoms in B structures, as launches on the current stream.
 
-    Write to `pos` and `cell`, `launch()`, read `out`. `launch()` never waits for the device, so that a CUDA graph can
-    hold it. Flags are collected in `out.status` until `clear()`; while one of the neighbor search's bits is set, all
-    results are NaN.
+    Write to `pos` and `cell`, `launch()`, read `out`. Unless a step `waits`, a CUDA graph can hold `launch()`. Flags
+    are collected in `out.status` until `clear()`; while one of the neighbor search's bits is set, all results are NaN.
 
     Args:
         num_atoms, num_systems: N and B.
@@ -142,6 +141,7 @@ class Step(ABC):
         periodic: use searches that support periodic directions: for several structures, and from the first one on
             that has such directions.
         measures_graph: count the memory of a graph in `nbytes`.
+        waits: `launch` waits for the device, so that no graph can hold it.
     """
 
     pos: Tensor
@@ -150,6 +150,7 @@ class Step(ABC):
     searches: dict[float, TritonNeighborSearch]
     order: Any = None
     measures_graph = False
+    waits = False
 
     def __init__(
         self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, charges: bool, device: torch.device
@@ -208,6 +209,11 @@ class Step(ABC):
     def capacity(self) -> int:
         """C, number of directed edges of the network that fit."""
         return self.search.capacity
+
+    @property
+    def layout(self) -> str:
+        """How the step is divided, in words; "" where it is not."""
+        return ""
 
     @property
     @abstractmethod
@@ -337,8 +343,8 @@ class GraphedStep:
         raise_input_flags(flags)
 
     def capture(self) -> None:
-        """Replay a graph from now on (on a CUDA device)."""
-        self._wanted = self.step.device.type == "cuda"
+        """Replay a graph from now on, on a CUDA device, if one can hold the step."""
+        self._wanted = self.step.device.type == "cuda" and not self.step.waits
 
     def run(self) -> None:
         """Run one step on the current stream.
@@ -523,6 +529,7 @@ class FusedBoundStep(BoundStep):
         out = step.out
         self.forces, self.energy, self.atom_energies = out.forces, out.energy, out.atom_energies
         self.stress, self.charges = out.stress, out.charges
+        self.waits = step.waits
         self._host: Outputs | None = None
 
     @property

@@ -58,6 +58,9 @@ class Atoms(NamedTuple):
         cell: [B, 3, 3] Å.
         total_charge: [B] float64 e.
         exchange: of a domain, whose ghosts have no rows and no other entry here; None: there are no ghosts.
+        shells: of a block of a structure: the numbers of rows within 0, 1, … cutoffs of the atoms whose energies are
+            computed, as many as layers, the last one N. Rows are in this order; atoms further away have only z, and
+            forces. None: the energies of all rows are computed.
     """
 
     z: Any
@@ -70,11 +73,16 @@ class Atoms(NamedTuple):
     cell: Any = None
     total_charge: Any = None
     exchange: Exchange | None = None
+    shells: tuple[int, ...] | None = None
 
     @property
     def num_rows(self) -> int:
         """N."""
         return len(self.charge_input)
+
+    def within(self, cutoffs: int) -> int:
+        """Return the number of rows within so many cutoffs of the atoms whose energies are computed."""
+        return self.num_rows if self.shells is None else self.shells[cutoffs]
 
     def send(self, field: Any, first: int | None = None) -> None:
         """Fill the rows of the ghosts from `first` on, by default those after the local atoms; more may follow."""
@@ -150,7 +158,7 @@ class Buffers(Protocol):
     """Buffers of a network, static ones on a GPU. The results are in `Network.unit`."""
 
     energy: Any  # [N] float32
-    forces: Any  # [N, 3] float32; of a domain [N + ghosts, 3], on a GPU int64, times FIXED_POINT
+    forces: Any  # [N, 3] float32; of a domain [N + ghosts, 3], on a GPU and of a block int64, times FIXED_POINT
     virial: Any  # [N, 9] float32
 
     @property
@@ -281,6 +289,7 @@ class Term(ABC):
         by_autograd: PyTorch launches what it needs, on a GPU on a list that ends at its cutoff (0: none) and has
             shifts, on a CPU on one that it searches.
         allocates: PyTorch launches a part of it, and takes memory besides the buffers, which a graph then holds.
+        of_edges: energy and force of an atom depend on its edges and the elements alone.
         cost: of an edge on a CPU, in the units of `thread_tuner.amount_of_work`.
         name: in reports.
     """
@@ -290,6 +299,7 @@ class Term(ABC):
     uses_charges: bool = False
     by_autograd: bool = False
     allocates: bool = False
+    of_edges: bool = False
     cost: int = 10
 
     def launch_shapes(self, num_atoms: int) -> Any:
@@ -353,8 +363,8 @@ class FastPath(ABC):
     """The fast path of one class of representations.
 
     Attributes:
-        on_cpu: there is `cpu`; takes_ghosts: networks run `Atoms` with an exchange; `allocate` of
-            what `gpu` gives takes a number of ghosts.
+        on_cpu: there is `cpu`; takes_ghosts: networks run `Atoms` with an exchange, that of `gpu` also with shells, and
+            its `allocate` takes a number of ghosts.
         predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
         arithmetic: of the kernels on a GPU by precision, in words; a precision that is absent is not supported.

@@ -270,7 +270,8 @@ def _bind(
     if on_gpu and not fused:
         evaluator = Evaluator(potential)
     if not (changes and on_gpu):
-        return evaluator.bind(system, stress=changes), fused
+        step = evaluator.bind(system, stress=changes)
+        return step, fused and not step.waits
     # meshes are made for a larger cell, so that they stay, and with them the bits, until the cell is as large
     step = evaluator.bind(system.replace(pos=system.pos * _LARGER, cell=system.cell * _LARGER), stress=True)
     step.pos.copy_(system.pos)
@@ -278,4 +279,4 @@ def _bind(
     step.replay()
     while not step.check():
         step.replay()
-    return step, fused
+    return step, fused and not step.waits

@@ -401,11 +401,33 @@ class FusedTensorNet(FeatureNetwork):
         self._read_out_gradient(*given)
         for k in reversed(range(self.weights.num_layers)):
             self._product_gradient(*given, k)
+            self._clear_rim(buffers, atoms, k)
             atoms.send(buffers.dm)
             self._message_gradient(*given, k)
             self._mix_gradient(*given, k)
         self._embedding_gradient(*given)
         self._forces(*given, with_virial)
+
+    # --- rows of a block: fewer with every layer, and with every layer of the gradient more --------------------------
+
+    def _senders(self, atoms: Atoms, k: int) -> int:
+        """Return the number of rows whose features layer k reads."""
+        return atoms.within(self.weights.num_layers - k)
+
+    def _receivers(self, atoms: Atoms, k: int) -> int:
+        """Return the number of rows whose features layer k changes."""
+        return atoms.within(self.weights.num_layers - k - 1)
+
+    def _clear_rim(self, b: Buffers, atoms: Atoms, k: int) -> None:
+        """Zero the gradients of rows that layer k reads, or that neighbors of these have, and does not change."""
+        if atoms.shells is None:
+            return
+        inner, outer = self._receivers(atoms, k), self._senders(atoms, k)
+        b.dm[inner:].zero_()
+        for field in (b.m[k], b.g):
+            field[inner:outer].zero_()
+        if k + 1 == self.weights.num_layers:
+            b.slope.zero_()  # also of edges of the rows that only lower layers read
 
     # --- forward -------------------------------------------------------------------------------------------------
 
@@ -444,13 +466,13 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _mix(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, atoms.num_rows
+        w, n = self.weights, self._senders(atoms, k)
         grid, block = self._product(n, w.channels, tiles, tiles.mix, self._of_layers)
         packed = self._packed(block)
         node.mix_kernel[grid](b.x[k], _pick(block, self._mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
 
     def _pass_messages(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, atoms.num_rows
+        w, n = self.weights, self._receivers(atoms, k)
         # dm is free during the forward pass: it carries the normalised products
         grid, walk = self._message(n, tiles, tiles.interaction)
         message.interaction_kernel[grid](
@@ -459,7 +481,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _update(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, atoms.num_rows
+        w, n = self.weights, self._receivers(atoms, k)
         last = k + 1 == w.num_layers
         grid, block = self._product(n, w.channels, tiles, tiles.update, self._of_layers)
         packed = self._packed(block)
@@ -470,7 +492,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _read_out(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
-        w, n = self.weights, atoms.num_rows
+        w, n = self.weights, atoms.within(0)
         f = w.channels
         gamma, beta, eps = w.out_norm
         w1, b1 = w.readout[:2]
@@ -507,7 +529,7 @@ class FusedTensorNet(FeatureNetwork):
     # --- backward ------------------------------------------------------------------------------------------------
 
     def _read_out_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
-        w, n = self.weights, atoms.num_rows
+        w, n = self.weights, atoms.within(0)
         grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient)
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
@@ -517,7 +539,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, atoms.num_rows
+        w, n = self.weights, self._receivers(atoms, k)
         grid, block = self._product(n, w.channels, tiles, tiles.gradient_product, self._of_layers)
         packed = self._packed(block)
         node.gradient_product_kernel[grid](
@@ -526,7 +548,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _message_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
+        w, n, capacity = self.weights, self._senders(atoms, k), edges.sender.shape[0]
         slices = w.channels // tiles.message_backward.channels
         grid, walk = self._message(n, tiles, tiles.message_backward)
         message.message_backward_kernel[grid](
@@ -535,13 +557,13 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, atoms.num_rows
+        w, n = self.weights, self._senders(atoms, k)
         grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix, self._of_layers)
         packed = self._packed(block)
         node.gradient_mix_kernel[grid](
             b.m[k], _pick(block, self._mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
             self._factor(b, atoms), b.g, b.dd if k else self._of_embedding(b), b.mixed, b.gate, b.dgate, n,
-            FIRST=k == 0, **self._linear_slope(k), **block,
+            atoms.within(0), FIRST=k == 0, **self._linear_slope(k), **block,
         )  # fmt: skip
 
     def _of_embedding(self, b: Any) -> Tensor:
@@ -614,7 +636,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, with_virial: bool) -> None:
         capacity = edges.sender.shape[0]
-        if atoms.exchange is not None:
+        if atoms.exchange is not None or atoms.shells is not None:
             self._domain_forces(b, tiles, atoms, edges)
             return
         force.force_kernel[(atoms.num_rows,)](

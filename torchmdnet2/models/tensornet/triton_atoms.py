@@ -253,9 +253,9 @@ def gradient_product_kernel(
     store9(dm_out + at, m, F, b0, b1, b2, b3, b4, b5, b6, b7, b8)
 
 
-@triton.jit(do_not_specialize=["num_atoms"])
+@triton.jit(do_not_specialize=["num_atoms", "num_linear"])
 def gradient_mix_kernel(
-    dy, w, g, x, inverse, d_before, charge_factor, g_out, dd_out, mixed, gate, dgate_out, num_atoms, linear,
+    dy, w, g, x, inverse, d_before, charge_factor, g_out, dd_out, mixed, gate, dgate_out, num_atoms, num_linear, linear,
     FIRST: tl.constexpr, LINEAR: tl.constexpr,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
@@ -264,7 +264,8 @@ def gradient_mix_kernel(
 
     Before an interaction stands another one (FIRST false): writes g_out = dX and dd_out = gradient of its D.
     Before the first stands the embedding: writes dd_out = gradient of mix(X⁰) and dgate_out, that of its gate.
-    linear [F], where LINEAR: the gradient of the linear read-out of that X, which its isotropic part gets.
+    linear [F], where LINEAR: the gradient of the linear read-out of that X, which its isotropic part gets in the first
+    num_linear rows.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -293,7 +294,7 @@ def gradient_mix_kernel(
         f, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8
     )
     if LINEAR:
-        g0 += tl.load(linear + cols)[None, :]
+        g0 += tl.where((rows < num_linear)[:, None], tl.load(linear + cols)[None, :], 0.0)
     if not EARLY:
         d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9(before + at, m, F)
     if FIRST:

@@ -52,6 +52,7 @@ class PairTerm(_PairTerm):
     def __init__(self, parameters: PairParameters, device: torch.device):
         self.parameters, self.device = parameters, device
         self.cutoff, self.uses_charges = parameters.cutoff, parameters.source == "predicted"
+        self.of_edges = parameters.source == "element" and math.isfinite(parameters.cutoff)
         self._table = None if parameters.table is None else parameters.table.float().contiguous().to(device)
         self._radial = getattr(radial, parameters.radial)
         self._constants = [
