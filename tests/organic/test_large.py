@@ -15,6 +15,7 @@ from ase import Atoms
 from ase.build import molecule
 from ase.data import chemical_symbols
 from organic_world import FOLDER, ROOT
+from warm import warm_python
 
 from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.training.config.config import load_config
@@ -253,7 +254,7 @@ def test_the_training_of_its_description(scripts, monkeypatch, tmp_path):
         shards.write_shard(Path(f"work/geometries/{subset}-own-0000.npz"), given)
 
     def script(*words):
-        subprocess.run([sys.executable, *map(str, words)], check=True, capture_output=True, text=True)
+        subprocess.run([warm_python(), *map(str, words)], check=True, capture_output=True, text=True)
 
     script(FOLDER / "distil.py", "scans", "torsions.npz", "work/scans", "--model", "aimnet2", "--start", "aimnet2")
     script(FOLDER / "label.py", "work/geometries", "work/labels", "--model", "aimnet2", "--frames", 2, "--every", 2)
