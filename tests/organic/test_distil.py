@@ -350,6 +350,9 @@ def test_the_training_of_its_description(world, members, monkeypatch, tmp_path):
         ("validation-water", ("H2O",)),
     ):
         world.shards.write_shard(Path(f"geometries/{name}-0000.npz"), [world.geometry(name) for name in molecules])
+    ethanol = world.geometry("CH3CH2OH")  # compiles the kernels of organic once: three programs would at the same time
+    given = torch.as_tensor(ethanol.numbers)[None], torch.as_tensor(ethanol.positions)[None], torch.zeros(1)
+    world.Model("organic", "cpu").forces(*given)
     settings = ["batch_size=50", "max_epochs=1", "warmup_steps=0", "num_threads=1", "device=cpu", "precision=float32"]
     subprocess.run(
         ["bash", FOLDER / "distil.sh", "geometries", "torsions.npz", ",".join(members)]
