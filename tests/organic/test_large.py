@@ -258,7 +258,7 @@ def test_the_training_of_its_description(scripts, monkeypatch, tmp_path):
 
     script(FOLDER / "distil.py", "scans", "torsions.npz", "work/scans", "--model", "aimnet2", "--start", "aimnet2")
     script(FOLDER / "label.py", "work/geometries", "work/labels", "--model", "aimnet2", "--frames", 2, "--every", 2)
-    settings = ["batch_size=16", "max_epochs=2", "warmup_steps=0", "lr=6e-4", "num_threads=1", "device=cpu"]
+    settings = ["batch_size=8", "max_epochs=1", "warmup_steps=0", "lr=6e-4", "num_threads=1", "device=cpu"]
     path = run_training(load_config(FOLDER / "large.yaml", [f"training.{setting}" for setting in settings]))
     metrics = json.loads((path.parent / "metrics.json").read_text())
     count = {name: metrics["validation"][name]["count"] for name in ("energy", "relative_energy", "forces", "charges")}
