@@ -17,6 +17,7 @@ from .core.files import atomic_write
 from .engine.bound import BoundStep
 from .errors import BadCheckpoint
 from .evaluator import Evaluator
+from .potential.output import RESULTS
 from .potential.potential import Potential, Result, statistics
 from .system import System
 
@@ -234,9 +235,8 @@ class EnsembleBoundStep:
 
 def combine(results: Sequence[Result]) -> EnsembleResult:
     """Return mean and spread of the results of at least two potentials for the same structures."""
-    names = ("energy", "forces", "stress", "atom_energies", "charges")
     with torch.inference_mode(False):  # ordinary tensors, as those of the members
-        mean, std = statistics([{name: getattr(r, name) for name in names} for r in results])
+        mean, std = statistics([{name: getattr(r, name) for name in RESULTS} for r in results])
         properties, properties_std = statistics([r.properties for r in results])
     return EnsembleResult(
         **mean,

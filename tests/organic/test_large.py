@@ -15,6 +15,7 @@ from ase import Atoms
 from ase.build import molecule
 from ase.data import chemical_symbols
 from organic_world import FOLDER, ROOT
+from warm import warm_python
 
 from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.training.config.config import load_config
@@ -253,11 +254,11 @@ def test_the_training_of_its_description(scripts, monkeypatch, tmp_path):
         shards.write_shard(Path(f"work/geometries/{subset}-own-0000.npz"), given)
 
     def script(*words):
-        subprocess.run([sys.executable, *map(str, words)], check=True, capture_output=True, text=True)
+        subprocess.run([warm_python(), *map(str, words)], check=True, capture_output=True, text=True)
 
     script(FOLDER / "distil.py", "scans", "torsions.npz", "work/scans", "--model", "aimnet2", "--start", "aimnet2")
     script(FOLDER / "label.py", "work/geometries", "work/labels", "--model", "aimnet2", "--frames", 2, "--every", 2)
-    settings = ["batch_size=16", "max_epochs=2", "warmup_steps=0", "lr=6e-4", "num_threads=1", "device=cpu"]
+    settings = ["batch_size=8", "max_epochs=1", "warmup_steps=0", "lr=6e-4", "num_threads=1", "device=cpu"]
     path = run_training(load_config(FOLDER / "large.yaml", [f"training.{setting}" for setting in settings]))
     metrics = json.loads((path.parent / "metrics.json").read_text())
     count = {name: metrics["validation"][name]["count"] for name in ("energy", "relative_energy", "forces", "charges")}

@@ -308,13 +308,12 @@ def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_bl
 def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small_blocks):
     """Of all frames and atoms alike: regular rows of molecules of eight atoms were those of one atom of each, and the
     first frames counted more than the last."""
-    rng = np.random.default_rng(0)
-    for k in range(600):
-        atoms = molecule("C2H6")
+    rng, frames = np.random.default_rng(0), [molecule("C2H6") for _ in range(600)]
+    for k, atoms in enumerate(frames):
         atoms.positions += rng.normal(0, 0.02 + 0.08 * (k > 300), (8, 3))
         atoms.info["energy"] = 0.0
         atoms.arrays["forces"] = rng.normal(0, 1, (8, 3))
-        write("ethane.xyz", atoms, append=True)
+    write("ethane.xyz", frames)
     whole = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz")
     monkeypatch.setattr(evaluating, "_ALL", 512)
     some = errors(capsys, "m.tmn", "n.tmn", "ethane.xyz")

@@ -174,7 +174,7 @@ def _models(options: argparse.Namespace) -> list[str]:
     Raises:
         BadConfig: no data are given.
     """
-    from ..ensemble import read_ensemble
+    from ..ensemble import model_files
     from ..errors import BadConfig
     from ..potentials import is_name
 
@@ -186,7 +186,7 @@ def _models(options: argparse.Namespace) -> list[str]:
     if not options.data:
         raise BadConfig("only models are given: name the data too")
     if len(models) == 1 and options.model.endswith(".json"):
-        return [str(path) for path in read_ensemble(options.model)]
+        return model_files(options.model)
     return models
 
 

@@ -32,15 +32,14 @@ from ..data.dataset import select
 from ..data.reader import Chunk, InMemoryDataset, Reader
 from ..data.splits import in_order
 from ..engine.check import for_any_composition
-from ..ensemble import EnsembleResult, combine
 from ..errors import BadConfig, BadData
 from ..evaluator import Evaluator
 from ..potential.potential import Potential, Result
 from ..potential.refusals import rename
 from ..system import System
 from ..training.config.sections import LossConfig
-from ..training.reporting.evaluation import Predictions, Spread
-from ..training.steps.loss import ErrorSums, residuals
+from ..training.reporting.evaluation import MemberErrors, Predictions, Spread
+from ..training.steps.loss import ErrorSums
 from ..training.steps.trainer import Properties, with_volume
 from .batches import BatchCapacity, parts, refusals, without_rest
 
@@ -394,26 +393,17 @@ class _BlockEvaluator:
         if not len(block):
             return found
         data, units, device = block.dataset(), self._options.units, self._members[0].device
-        several = len(self._members) > 1
-        sums = [ErrorSums(LossConfig(), device, units) for _ in range(1 + several * len(self._members))]
-        spread = Spread()
+        errors = MemberErrors(len(self._members), device, units)
 
         def add(chosen: Sequence[int]) -> None:
             """Add the errors of some frames, or raise an error before anything is added."""
             for some, sample, results in self._evaluated(data, chosen):
-                labels, system = sample.labels, sample.system
-                mean = combine(results) if several else results[0]
-                errors = residuals(mean, labels)
-                sums[0].add(errors, system)
-                for own, result in zip(sums[1:], results, strict=several):
-                    own.add(residuals(result, labels), system)
-                if isinstance(mean, EnsembleResult):
-                    spread.add_errors(errors, mean, system, units)
+                mean = errors.add(results, sample)
                 if self._options.predictions:
                     names = [block.names[k] for k in some]
                     found.predictions.append(Predictions.of(sample, mean, self._members[0].outputs, names))
                 found.frames += len(some)
-                found.periodic |= bool(system.pbc.any())
+                found.periodic |= bool(sample.system.pbc.any())
 
         for batch in self._batches(data):
             for k, error in zip(batch, refusals(batch, add, len(batch)), strict=True):
@@ -421,8 +411,8 @@ class _BlockEvaluator:
                     name, words = block.names[k], " ".join(str(error).split()) or type(error).__name__
                     found.failures.append(words if words.startswith(name) else f"{name}: {words}")
         found.failures = _by_frame(found.failures, block.names)
-        found.sums = [_plain(own) for own in sums] if found.frames else []
-        found.spread = spread.rows(1, 0)
+        found.sums = [_plain(own) for own in errors.sums] if found.frames else []
+        found.spread = errors.spread.rows(1, 0)
         return found
 
     def _batches(self, data: InMemoryDataset) -> Iterable[Sequence[int]]:

@@ -28,7 +28,7 @@ from ..steps.loss import UNITS, ErrorSums, Residual, atoms_per_system, relative_
 from ..steps.trainer import Properties, predict
 
 __all__ = [
-    "EnsembleEvaluation", "Evaluation", "Predictions", "Spread", "evaluate", "evaluate_ensemble",
+    "Evaluation", "MemberErrors", "Predictions", "Spread", "evaluate", "evaluate_ensemble",
 ]  # fmt: skip
 
 
@@ -463,61 +463,63 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
 # --- Errors of an ensemble on labelled frames: of the mean, of each member, and what the spread says about them ---
 
 
-@dataclass
-class EnsembleEvaluation:
-    """The result of `evaluate_ensemble`.
+class MemberErrors:
+    """Collects errors of a potential; of several those of the mean, those of each, and their spread.
+
+    Args:
+        count: number of potentials.
+        device: of the sums.
+        units: as of `evaluate`.
 
     Attributes:
-        errors: of the mean of the members, as `ErrorSums.summary`.
-        members: errors of each member, in the order of the ensemble.
-        spread: errors of the mean and standard deviations of the members, of the energy per atom and of every other
-            label that all members predict.
+        sums: errors of the only potential, or of the mean and then of each.
+        spread: of several: errors of the mean and standard deviations, of the energy per atom and of every other label
+            that all predict.
     """
 
-    errors: dict[str, Any]
-    members: list[dict[str, Any]]
-    spread: Spread
+    def __init__(self, count: int, device: torch.device, units: Mapping[str, Any] | None = None):
+        self.sums = [ErrorSums(LossConfig(), device, units) for _ in range(1 + (count > 1) * count)]
+        self.spread = Spread()
+        self._units = units
+
+    def add(self, results: Sequence[Result], sample: Sample) -> Result:
+        """Add the errors of the results of each potential for the structures of a sample; returns the only result, or
+        the mean."""
+        labels, system = sample.labels, sample.system
+        mean = combine(results) if len(results) > 1 else results[0]
+        errors = residuals(mean, labels)
+        self.sums[0].add(errors, system)
+        if isinstance(mean, EnsembleResult):
+            for own, result in zip(self.sums[1:], results, strict=True):
+                own.add(residuals(result, labels), system)
+            self.spread.add_errors(errors, mean, system, self._units)
+        return mean
 
 
 def evaluate_ensemble(
     ensemble: Ensemble,
     frames: Frames,
     properties: Properties,
-    batch_size: int = 32,
     units: Mapping[str, Any] | None = None,
     batches: Sequence[Sequence[int]] | None = None,
-    check: bool = True,
-) -> EnsembleEvaluation:
-    """Compute the errors on all given frames.
+) -> MemberErrors:
+    """Compute the errors on all given frames, which are not checked: a training evaluates all of them.
 
     Args:
         ensemble: its members' precision is that of the predictions.
         frames: labelled frames; their neighbor lists must have the ensemble's cutoff.
-        properties, batch_size, units, batches, check: as for `evaluate`.
-
-    Raises:
-        UnknownElement, UntrainedCharge, ValueError: a member refuses a frame; the message names it.
+        properties, units, batches: as for `evaluate`.
     """
-    device = ensemble.members[0].device
-    sums, *alone = (ErrorSums(LossConfig(), device, units) for _ in range(1 + len(ensemble.members)))
-    spread = Spread()
+    members = ensemble.members
+    errors = MemberErrors(len(members), members[0].device, units)
 
     def by_each(_: Potential, batch: Batch, properties: Properties) -> list[Result]:
-        if check:
-            for member in ensemble.members:
-                _check_batch(member, batch, frames)
-        return [predict_with_dipole(member, batch, properties) for member in ensemble.members]
+        return [predict_with_dipole(member, batch, properties) for member in members]
 
-    every = Loader(frames)(batches or in_order(len(frames), batch_size))
-    for batch, results in _predictions(ensemble.members[0], every, frames, properties, False, by_each):
-        mean = combine(results)
-        labels, system = batch.sample.labels, batch.sample.system
-        for own, result in zip(alone, results, strict=True):
-            own.add(residuals(result, labels), system)
-        found = residuals(mean, labels)
-        sums.add(found, system)
-        spread.add_errors(found, mean, system, units)
-    return EnsembleEvaluation(sums.summary(), [own.summary() for own in alone], spread)
+    every = Loader(frames)(batches or in_order(len(frames), 32))
+    for batch, results in _predictions(members[0], every, frames, properties, False, by_each):
+        errors.add(results, batch.sample)
+    return errors
 
 
 def _deviation(result: EnsembleResult, label: str) -> Tensor | None:

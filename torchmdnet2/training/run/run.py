@@ -613,7 +613,7 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], 
         setup.properties,
         units=config.data.units.model_dump(),
         batches=measured_batches(frames, config.training),
-        check=False,
     )
-    summary = {"errors": found.errors, "spread": found.spread.summary(), "members": [str(model) for model in models]}
-    return {"subset": subset, **summary}, found.spread
+    errors, spread = found.sums[0].summary(), found.spread
+    listed = [str(model) for model in models]
+    return {"subset": subset, "errors": errors, "spread": spread.summary(), "members": listed}, spread
