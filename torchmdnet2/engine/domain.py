@@ -28,7 +28,6 @@ from ..neighbors.neighbor_list import SAME_PLACE, row_pointers, safe_norm
 from ..neighbors.pairs import PairLists
 from ..potential.derivatives import gradients_of
 from ..potential.potential import Potential, Result
-from ..priors import Coulomb
 from ..system import System
 from .check import extract_cluster, for_any_composition, reference, require_result
 from .select import constant_energies
@@ -381,13 +380,8 @@ def refuse_global(potential: Potential) -> None:
     for prior in potential.priors:
         if prior.uses_charges:
             raise ValueError("a prior uses charges that the network predicts for the whole structure")
-        if isinstance(prior, Coulomb) and prior.energy.method in ("ewald", "pme"):
-            raise ValueError(
-                f"the prior 'coulomb' with method '{prior.energy.method}' sums over the whole structure, which domains "
-                "do not know: method 'reaction_field' is a sum over near pairs"
-            )
-        if isinstance(prior, Coulomb) and prior.source == "atom":
-            raise ValueError("the prior 'coulomb' has charges by atom, whose order domains do not keep")
+        if prior.needs_whole:
+            raise ValueError(prior.needs_whole)
         inner = getattr(prior, "potential", None)
         if isinstance(inner, Potential):
             refuse_global(inner)

@@ -57,6 +57,11 @@ class Prior(Float64Buffers, ABC):
     constant: bool = False
     repels: bool = False
 
+    @property
+    def needs_whole(self) -> str:
+        """Why a domain, which knows a part of a structure, cannot evaluate it; "" if it can."""
+        return ""
+
     def check(self, system: System) -> None:
         """Raise ValueError for a structure that cannot be evaluated.
 

@@ -96,6 +96,17 @@ class Coulomb(Prior):
         self.register_buffer("table", table)
         self.register_buffer("per_atom", per_atom)
 
+    @property
+    def needs_whole(self) -> str:
+        if self.energy.method in ("ewald", "pme"):
+            return (
+                f"the prior 'coulomb' with method '{self.energy.method}' sums over the whole structure, which domains "
+                "do not know: method 'reaction_field' is a sum over near pairs"
+            )
+        if self.source == "atom":
+            return "the prior 'coulomb' has charges by atom, whose order domains do not keep"
+        return ""
+
     def check(self, system: System) -> None:
         """Refuse structures whose number of atoms differs from that of the charges, or that the method cannot sum.
 
