@@ -17,7 +17,26 @@ from . import triton_kernels as filters
 from . import triton_kernels as message
 from .weights import FrozenTensorNet2
 
-__all__ = ["ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
+__all__ = ["Chain", "ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Block of a kernel that computes two layers of the filters, or both gradients.
+
+    Args:
+        rows: slots.
+        cols: columns of the last layer at a time; of the gradients, depth of the first sum at a time.
+        parts: programs that share the columns of a row, each of which computes the hidden layer.
+        first: whether it computes the first layer too.
+    """
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+    parts: int = 1
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,7 +45,8 @@ class FilterTiles(Tiles):
 
     Args:
         chunk: slots whose filters are held at a time, see triton_kernels.py.
-        kept: most slots of a system whose filters are kept for the backward pass.
+        kept: most slots of a system whose filters are kept for the backward pass, in one chunk.
+        chain, chain_gradient: of the kernels that compute the layers together; None: one by one.
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
         first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
@@ -38,6 +58,8 @@ class FilterTiles(Tiles):
 
     chunk: int = 131072
     kept: int = 131072
+    chain: Chain | None = None
+    chain_gradient: Chain | None = None
     layer: Block = Block(64, 128, 32, 4, 3)
     first: tuple[int, int] = (16, 4)
     first_gradient: tuple[int, int, int] = (32, 64, 8)
@@ -98,8 +120,8 @@ class ChargeBuffers(Buffers):
     Attributes:
         in_hidden, out_hidden: [N, F], predicted [N, 2Q], sums [N, 2Q] float64, moments [N, 4], by_charge [N, 2F]: of
             each stage.
-        first, hidden, last: of a chunk; gradients replace them. If the filters are kept, second_slope and last are of
-            all slots and of each layer.
+        first, hidden, last: of a chunk; gradients replace them. If the filters are kept, the chunk has all slots, and
+            each layer has its second_slope and last.
     """
 
     ones: Tensor
@@ -142,7 +164,8 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         n, f, q, layers = max(num_atoms, 1), w.channels, w.charge_channels, w.num_layers
         capacity = max(capacity, 1)
         most = -(-(n + capacity) // 128) * 128
-        slots = -(-most // (128 * -(-most // shapes.chunk))) * 128  # chunks of one size
+        kept = most <= shapes.kept
+        slots = most if kept else -(-most // (128 * -(-most // shapes.chunk))) * 128  # chunks of one size
         base = vars(super().allocate(num_atoms, capacity, shapes))
         slices = f // shapes.filter_gradient.channels
 
@@ -154,9 +177,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
         def filters_of(width: int) -> list[Tensor]:
             """Return the filters of each layer; all share one place if they are not kept."""
-            if most > shapes.kept:
-                return [new(slots, width)] * layers
-            return [new(most, width) for _ in range(layers)]
+            return [new(slots, width) for _ in range(layers)] if kept else [new(slots, width)] * layers
 
         # the gradients of the charges need what these would take the place of
         base |= {"g": new(n, 9, f), "dd": new(n, 9, f), "dgate": new(n, 3 * f)}
@@ -262,8 +283,8 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         net, common = w.charge_networks[stage], self._charge_constants(shapes, n, last)
         if charge_slope is None:
             charges.pair_slope_kernel[(n,)](
-                edges.row_ptr, b.reverse, b.pair_slope, b.charge_slope, n, C=w.charge_channels, BE=16, num_warps=1,
-                **self._options(shapes),
+                edges.row_ptr, b.reverse, b.pair_slope, b.charge_slope, n, C=w.charge_channels, BE=16,
+                REVERSED=not self._kept(atoms, edges, shapes), num_warps=1, **self._options(shapes),
             )  # fmt: skip
         slope = b.charge_slope if charge_slope is None else charge_slope
         charges.slope_sums_kernel[self._parts(atoms)](
@@ -309,21 +330,21 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
     def _layer(
         self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor, w: Tensor,
-        out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None, kept: bool = False,
+        out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Launch one layer of the filters, or its gradient."""
         block = shapes.layer
         grid = w.shape[2] // block.cols, -(-chunk[2] // block.rows)
         filters.layer_kernel[grid](
             a, w, bias, bias if factor is None else factor, out, bias if slope is None else slope, edges.row_ptr,
-            b.reverse, *chunk, K=w.shape[1], N=w.shape[2], MODE=mode, WITH_SLOPE=slope is not None, REVERSED=kept,
+            *chunk, K=w.shape[1], N=w.shape[2], MODE=mode, WITH_SLOPE=slope is not None,
             BM=block.rows, BN=block.cols, BK=block.depth, num_warps=block.warps, num_stages=block.stages,
             **self._options(shapes),
         )  # fmt: skip
 
-    def _kept(self, b: Any, atoms: Atoms, edges: Edges, shapes: FilterTiles) -> bool:
+    def _kept(self, atoms: Atoms, edges: Edges, shapes: FilterTiles) -> bool:
         """Return whether the filters of all slots are kept for the backward pass."""
-        return max(len(atoms.z), 1) + edges.sender.shape[0] <= shapes.kept
+        return max(len(atoms.z), 1) + edges.sender.shape[0] <= shapes.kept // 128 * 128
 
     def _filter(
         self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool,
@@ -332,28 +353,37 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         """Compute what the last activation of the filters acts on; backward: of reversed slots. slope: of the
         second."""
         w = self.weights
-        net = w.filters[k]
-        rows, warps = shapes.first
-        filters.first_layer_kernel[(chunk[2] // rows,)](
-            edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k],
-            b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows, num_warps=warps,
-            **self._options(shapes),
+        net, chain = w.filters[k], shapes.chain
+        read = b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
+        if chain is None or not chain.first:
+            rows, warps = shapes.first
+            filters.first_layer_kernel[(chunk[2] // rows,)](
+                edges.row_ptr, *read, b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows,
+                num_warps=warps, **self._options(shapes),
+            )  # fmt: skip
+        if chain is None:
+            self._layer(b, shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity,
+                        net.second_bias, slope=slope)  # fmt: skip
+            self._layer(b, shapes, edges, chunk, "last", b.second_activity, net.third, last, net.third_bias)
+            return
+        filters.filter_kernel[chain.parts, -(-chunk[2] // chain.rows)](
+            b.first_activity, net.second, net.second_bias, net.third, net.third_bias, last,
+            net.second_bias if slope is None else slope, edges.row_ptr, *read, *chunk, F=w.channels, FIRST=chain.first,
+            SLOPE=slope is not None, REVERSED=backward, PARTS=chain.parts, BM=chain.rows, BN=chain.cols,
+            STAGES=chain.stages, num_warps=chain.warps, **self._options(shapes),
         )  # fmt: skip
-        self._layer(b, shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity,
-                    net.second_bias, slope=slope)  # fmt: skip
-        self._layer(b, shapes, edges, chunk, "last", b.second_activity, net.third, last, net.third_bias)
 
     def _pass_messages(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, len(atoms.z)
         grid, constants = self._rows(b, atoms, edges, shapes.filter_message)
         chunks = list(self._chunks(b, atoms, edges))
-        alone, kept = len(chunks) == 1, self._kept(b, atoms, edges, shapes)
+        alone = len(chunks) == 1
+        slope = b.second_slope[k] if self._kept(atoms, edges, shapes) else None
         for chunk in chunks:
-            last, slope = (t[k][chunk[1] if kept else 0 :] for t in (b.last, b.second_slope))
-            self._filter(b, shapes, edges, chunk, k, False, last, slope if kept else None)
+            self._filter(b, shapes, edges, chunk, k, False, b.last[k], slope)
             message.message_kernel[grid](
-                edges.row_ptr, b.receiver, edges.sender, b.envelope, last, b.y[k], b.m[k], b.dm, *chunk, O3=w.is_o3,
-                ALONE=alone, **constants, **self._options(shapes),
+                edges.row_ptr, b.receiver, edges.sender, b.envelope, b.last[k], b.y[k], b.m[k], b.dm, *chunk,
+                O3=w.is_o3, ALONE=alone, **constants, **self._options(shapes),
             )  # fmt: skip
         if not alone:
             tile = shapes.filter_message
@@ -363,35 +393,43 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             )  # fmt: skip
 
     def _message_gradient(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, net, capacity = self.weights, self.weights.filters[k], edges.sender.shape[0]
+        w, capacity = self.weights, edges.sender.shape[0]
         grid, constants = self._rows(b, atoms, edges, shapes.filter_gradient)
         slices = w.channels // shapes.filter_gradient.channels
         slope = b.slope[k * (slices + 1) :]
-        kept = self._kept(b, atoms, edges, shapes)
+        kept = self._kept(atoms, edges, shapes)
         for chunk in self._chunks(b, atoms, edges):
             if not kept:
                 self._filter(b, shapes, edges, chunk, k, True, b.last[k], b.second_slope[k])
             message.message_backward_kernel[grid](
                 edges.row_ptr, b.receiver, edges.sender, b.reverse, b.envelope, b.envelope_slope, b.last[k], b.y[k],
-                b.dm, b.m[k], b.last_gradient, slope, capacity, *chunk, REVERSED=kept,
+                b.dm, b.m[k], b.last_gradient, slope, capacity, *chunk, KEPT=kept,
                 LANES=shapes.filter_gradient.lanes, **constants, **self._options(shapes),
             )  # fmt: skip
-            # each gradient overwrites its quantity
-            hidden = b.second_activity
-            self._layer(b, shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, hidden, net.third_bias,
-                        factor=b.second_slope[k], kept=kept)  # fmt: skip
-            self._first_gradient(b, shapes, edges, chunk, k, slope[slices])
+            self._filter_gradient(b, shapes, edges, chunk, k, not kept, slope[slices])
 
-    def _first_gradient(
-        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, slope: Tensor
-    ) -> None:
-        w, net = self.weights, self.weights.filters[k]
+    def _filter_gradient(
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool,
+        slope: Tensor,
+    ) -> None:  # fmt: skip
+        """Compute the gradients of distances and charges; backward: of reversed slots."""
+        w, net, chain = self.weights, self.weights.filters[k], shapes.chain_gradient
         read = edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
+        given = *read, net.charges_t, slope, b.pair_slope, *chunk
+        constants = {"F": w.channels, "C": w.charge_channels, "REVERSED": backward, **self._options(shapes)}
+        if chain is not None:
+            filters.filter_gradient_kernel[(-(-chunk[2] // chain.rows),)](
+                b.last_gradient, net.third_t, b.second_slope[k], net.second_t, *given, BM=chain.rows, BK=chain.cols,
+                num_warps=chain.warps, num_stages=chain.stages, **constants,
+            )  # fmt: skip
+            return
+        # the gradient overwrites its quantity
+        self._layer(b, shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, b.second_activity,
+                    net.third_bias, factor=b.second_slope[k])  # fmt: skip
         rows, depth, warps = shapes.first_gradient
         filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
-            b.second_activity, net.second_t, *read, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels,
-            C=w.charge_channels, BM=rows, BK=depth, num_warps=warps, num_stages=3, **self._options(shapes),
-        )  # fmt: skip
+            b.second_activity, net.second_t, *given, BM=rows, BK=depth, num_warps=warps, num_stages=3, **constants
+        )
 
     def _options(self, shapes: FilterTiles) -> dict[str, Any]:
         return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}

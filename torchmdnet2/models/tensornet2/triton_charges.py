@@ -217,13 +217,15 @@ def equilibrate_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def pair_slope_kernel(
-    row_ptr, reverse, pair_slope, dq, num_atoms, C: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr
-):
-    """dE/dq [N, C] from those of the slots (first_gradient_kernel): a slot in the row of i is of the message
-    i → j, so that i is its sender, and the receiver of the reverse one."""
+    row_ptr, reverse, pair_slope, dq, num_atoms, C: tl.constexpr, BE: tl.constexpr, REVERSED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """dE/dq [N, C] from those of the slots (first_gradient_kernel). A slot in the row of i is of the message j → i, so
+    that i is its receiver, and the sender of the reverse one; REVERSED: of the message i → j."""
     after_previous(PDL)
     i = tl.program_id(0)
     k = tl.arange(0, C)
+    of_row: tl.constexpr = C if REVERSED else 0
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     total = tl.zeros([BE, C], tl.float32)
     for first in range(start, end, BE):
@@ -231,8 +233,10 @@ def pair_slope_kernel(
         mask = e < end
         r = tl.load(reverse + e, mask, other=0)
         m = mask[:, None]
-        total += tl.load(pair_slope + (num_atoms + e)[:, None].to(tl.int64) * (2 * C) + C + k[None, :], m, other=0.0)
-        total += tl.load(pair_slope + (num_atoms + r)[:, None].to(tl.int64) * (2 * C) + k[None, :], m, other=0.0)
+        at = pair_slope + (num_atoms + e)[:, None].to(tl.int64) * (2 * C) + of_row + k[None, :]
+        total += tl.load(at, m, other=0.0)
+        at = pair_slope + (num_atoms + r)[:, None].to(tl.int64) * (2 * C) + (C - of_row) + k[None, :]
+        total += tl.load(at, m, other=0.0)
     row = (i + tl.zeros([C], tl.int32)).to(tl.int64)
     own = pair_slope + row * (2 * C) + k
     tl.store(dq + row * C + k, tl.sum(total, 0) + tl.load(own) + tl.load(own + C))

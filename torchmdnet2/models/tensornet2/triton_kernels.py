@@ -5,7 +5,7 @@ the charges. The filters are computed for a chunk of slots at a time and are nev
 (its message to itself, at distance 0) or an edge: slots 0 … N − 1 are the atoms, slot N + e is edge e.
 
 The slot of an edge in the row of atom i from j is filled for the message j → i; REVERSED for i → j, which the gradients
-of Y_i need.
+of Y_i need where filters are computed again.
 
 Products as in tensornet/triton_products.py: a number is two float16 numbers, high + low/2048, and the product of two
 low parts is left out. Here they are split where they are written.
@@ -24,8 +24,8 @@ from ..tensornet.triton_edges import reverse_of, store_sums, sum_lanes
 from ..tensornet.triton_products import settle, silu, silu_slope
 
 __all__ = [
-    "edge_kernel", "first_gradient_kernel", "first_layer_kernel", "layer_kernel", "message_backward_kernel",
-    "message_kernel", "product_kernel",
+    "edge_kernel", "filter_gradient_kernel", "filter_kernel", "first_gradient_kernel", "first_layer_kernel",
+    "layer_kernel", "message_backward_kernel", "message_kernel", "product_kernel",
 ]  # fmt: skip
 
 
@@ -70,11 +70,18 @@ def atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVER
 
 
 @triton.jit
+def split(x):
+    """x as two float16 numbers, high + low/2048."""
+    high = x.to(tl.float16)
+    return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+
+
+@triton.jit
 def store_split(out, at, x, mask, plane):
     """x as two float16 numbers, plane apart."""
-    high = x.to(tl.float16)
+    high, low = split(x)
     tl.store(out + at, high, mask)
-    tl.store(out + plane + at, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16), mask)
+    tl.store(out + plane + at, low, mask)
 
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
@@ -87,13 +94,20 @@ def first_layer_kernel(
     here = tl.program_id(0) * BM + tl.arange(0, BM)
     slot = first_slot + here
     alive = slot < num_atoms + tl.load(row_ptr + num_atoms)
+    h = first_layer(slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, F, REVERSED)
+    store_split(out, here[:, None] * F + tl.arange(0, F)[None, :], silu(h), alive[:, None], num_slots * F)
+
+
+@triton.jit
+def first_layer(
+    slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, F: tl.constexpr, REVERSED: tl.constexpr
+):
+    """h of the slots, [BM, F]."""
     i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
-    c = tl.arange(0, F)[None, :]
-    m = alive[:, None]
+    c, m = tl.arange(0, F)[None, :], alive[:, None]
     h = radial_half(table + k[:, None] * (4 * F) + c, t[:, None], m, F)
     h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c, m, other=0.0)
-    h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c, m, other=0.0)
-    store_split(out, here[:, None] * F + c, silu(h), m, num_slots * F)
+    return h + tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c, m, other=0.0)
 
 
 @triton.jit
@@ -125,15 +139,14 @@ def split_product(
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def layer_kernel(
-    a, w, bias, factor, out, slope_out, row_ptr, reverse, num_atoms, first_slot, num_slots,
-    K: tl.constexpr, N: tl.constexpr, MODE: tl.constexpr, WITH_SLOPE: tl.constexpr, REVERSED: tl.constexpr,
+    a, w, bias, factor, out, slope_out, row_ptr, num_atoms, first_slot, num_slots,
+    K: tl.constexpr, N: tl.constexpr, MODE: tl.constexpr, WITH_SLOPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Y = A W for the slots of a chunk; A [2, S, K] and W [2, K, N] are split.
 
     MODE "hidden": out [2, S, N] = silu(Y + bias), split; WITH_SLOPE: slope_out [S, N] = silu'(Y + bias).
-    MODE "last": out [S, N] = Y + bias. MODE "gradient": out [2, S, N] = Y · factor [S, N], split; REVERSED: factor is
-    of all slots, and that of the message that runs the other way is read.
+    MODE "last": out [S, N] = Y + bias. MODE "gradient": out [2, S, N] = Y · factor [S, N], split.
     """
     after_previous(PDL)
     alive = tl.minimum(num_atoms + tl.load(row_ptr + num_atoms) - first_slot, num_slots)
@@ -152,19 +165,107 @@ def layer_kernel(
         elif MODE == "last":
             tl.store(out + at, y + tl.load(bias + cols)[None, :], m)
         else:
-            place = at
-            if REVERSED:
-                there = reversed_slot(reverse, first_slot + rows, rows < alive, num_atoms)
-                place = there[:, None].to(tl.int64) * N + cols[None, :]
-            store_split(out, at, y * tl.load(factor + place, m, other=0.0), m, num_slots * N)
+            store_split(out, at, y * tl.load(factor + at, m, other=0.0), m, num_slots * N)
+    before_next(PDL)
+
+
+# Both layers, or both gradients, in one kernel: what is between them stays on the multiprocessor, and a block of slots
+# reads the weights once. Sums take all of K at once, small terms first.
+
+
+@triton.jit
+def whole_product(high, low, w_high, w_low):
+    """A W of split A and W, the whole of K at once."""
+    small = tl.dot(high, w_low, tl.dot(low, w_high)) * (1.0 / 2048.0)
+    return tl.dot(high, w_high, small)
+
+
+@triton.jit
+def hidden_half(high, low, w, bias, slope_out, rows, m, write, first: tl.constexpr, F: tl.constexpr, SLOPE: tl.constexpr):
+    """silu(A W + bias), split, for F of the 2F columns of W [2, F, 2F]; its slope into slope_out [S, 2F]."""
+    k, c = tl.arange(0, F)[:, None], first + tl.arange(0, F)
+    of = w + k * (2 * F) + c[None, :]
+    y = whole_product(high, low, tl.load(of), tl.load(of + F * 2 * F)) + tl.load(bias + c)[None, :]
+    if SLOPE:
+        tl.store(slope_out + rows[:, None] * (2 * F) + c[None, :], silu_slope(y), m & write)
+    return split(silu(y))
+
+
+@triton.jit(do_not_specialize=["num_atoms", "first_slot"])
+def filter_kernel(
+    a, second, second_bias, third, third_bias, out, slope_out, row_ptr, receiver, sender, knot, offset, table,
+    by_charge, num_atoms, first_slot, num_slots,
+    F: tl.constexpr, FIRST: tl.constexpr, SLOPE: tl.constexpr, REVERSED: tl.constexpr, PARTS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """h₃ [S, 3F] from silu(h) [2, S, F], split, which is computed here if FIRST; and the slope [S, 2F] of the second
+    activation (SLOPE). A program has a part of the columns of h₃."""
+    after_previous(PDL)
+    alive = tl.minimum(num_atoms + tl.load(row_ptr + num_atoms) - first_slot, num_slots)
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    if tl.program_id(1) * BM < alive:
+        m = (rows < alive)[:, None]
+        k = tl.arange(0, F)
+        if FIRST:
+            h = first_layer(
+                first_slot + rows, rows < alive, num_atoms, sender, receiver, knot, offset, table, by_charge, F,
+                REVERSED,
+            )  # fmt: skip
+            high, low = split(silu(h))
+        else:
+            at = a + rows[:, None] * F + k[None, :]
+            high, low = tl.load(at, m, other=0.0), tl.load(at + num_slots * F, m, other=0.0)
+        write = tl.program_id(0) == 0
+        high0, low0 = hidden_half(high, low, second, second_bias, slope_out, rows, m, write, 0, F, SLOPE)
+        high1, low1 = hidden_half(high, low, second, second_bias, slope_out, rows, m, write, F, F, SLOPE)
+        columns: tl.constexpr = 3 * F // PARTS
+        for start in tl.range(0, columns, BN, num_stages=STAGES):
+            c = tl.program_id(0) * columns + start + tl.arange(0, BN)
+            of = third + k[:, None] * (3 * F) + c[None, :]
+            w_high0, w_high1 = tl.load(of), tl.load(of + F * 3 * F)
+            small = tl.dot(low1, w_high1, tl.dot(low0, w_high0))
+            small = tl.dot(high0, tl.load(of + 2 * F * 3 * F), small)
+            small = tl.dot(high1, tl.load(of + 3 * F * 3 * F), small) * (1.0 / 2048.0)
+            y = tl.dot(high1, w_high1, tl.dot(high0, w_high0, small)) + tl.load(third_bias + c)[None, :]
+            tl.store(out + rows[:, None] * (3 * F) + c[None, :], y, m)
     before_next(PDL)
 
 
 @triton.jit
-def reversed_slot(reverse, slot, alive, num_atoms):
-    """The slot of the message that runs the other way."""
-    edge = alive & (slot >= num_atoms)
-    return tl.where(edge, num_atoms + tl.load(reverse + slot - num_atoms, edge, other=0), slot)
+def gradient_half(
+    a, w, factor, rows, m, plane, first: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
+):
+    """A W · factor, split, for F of the 2F columns of W [2, 3F, 2F] and of factor [S, 2F]."""
+    c = first + tl.arange(0, F)
+    y = split_product(a, w, rows, c, m, plane, 3 * F, 2 * F, BM, F, BK)
+    return split(y * tl.load(factor + rows[:, None] * (2 * F) + c[None, :], m, other=0.0))
+
+
+@triton.jit(do_not_specialize=["num_atoms", "first_slot"])
+def filter_gradient_kernel(
+    a, third_t, factor, second_t, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_t, slope,
+    pair_slope, num_atoms, first_slot, num_slots,
+    F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`first_gradient_kernel` from the gradient [2, S, 3F] of h₃, split, and the slope of the second activation."""
+    after_previous(PDL)
+    here = tl.program_id(0) * BM + tl.arange(0, BM)
+    slot = first_slot + here
+    end = num_atoms + tl.load(row_ptr + num_atoms)
+    if first_slot + tl.program_id(0) * BM < end:
+        alive = (slot < end) & (here < num_slots)
+        m = alive[:, None]
+        plane = num_slots * 3 * F
+        of = second_t + tl.arange(0, F)[:, None] * F + tl.arange(0, F)[None, :]
+        high, low = gradient_half(a, third_t, factor, here, m, plane, 0, F, BM, BK)
+        g = whole_product(high, low, tl.load(of), tl.load(of + 2 * F * F))
+        high, low = gradient_half(a, third_t, factor, here, m, plane, F, F, BM, BK)
+        g += whole_product(high, low, tl.load(of + F * F), tl.load(of + 3 * F * F))
+        first_layer_gradient(
+            settle(g, BM, F), slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t,
+            slope, pair_slope, F, C, REVERSED,
+        )  # fmt: skip
+    before_next(PDL)
 
 
 @triton.jit
@@ -183,10 +284,10 @@ def radial_half_and_slope(p, t, mask, F: tl.constexpr):
 def first_gradient_kernel(
     a, w, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_t, slope, pair_slope, num_atoms,
     first_slot, num_slots,
-    F: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient [2, S, 2F] of what the second activation acts on, split, of reversed slots: dE/dd through T
-    into slope [E], and that of the charges of receiver (first C) and sender into pair_slope [N + E, 2C].
+    """From the gradient [2, S, 2F] of what the second activation acts on, split: dE/dd through T into slope [E], and
+    that of the charges of receiver (first C) and sender into pair_slope [N + E, 2C]. REVERSED: of reversed slots.
 
     w [2, 2F, F] and charges_t [2, F, 2C] are split.
     """
@@ -196,24 +297,35 @@ def first_gradient_kernel(
     end = num_atoms + tl.load(row_ptr + num_atoms)
     if first_slot + tl.program_id(0) * BM < end:
         alive = (slot < end) & (here < num_slots)
-        m = alive[:, None]
         c = tl.arange(0, F)
-        g = settle(split_product(a, w, here, c, m, num_slots * 2 * F, 2 * F, F, BM, F, BK), BM, F)
-        i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, True)
-        h, along = radial_half_and_slope(table + k[:, None] * (4 * F) + c[None, :], t[:, None], m, F)
-        h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
-        h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
-        g *= silu_slope(h)
-        tl.store(slope + slot - num_atoms, tl.sum(g * along, 1), alive & (slot >= num_atoms))
-        high = g.to(tl.float16)
-        low = ((g - high.to(tl.float32)) * 2048.0).to(tl.float16)
-        q = tl.arange(0, 2 * C)[None, :]
-        of = charges_t + c[:, None] * (2 * C) + q
-        w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
-        small = tl.dot(high, w_low, tl.dot(low, w_high))
-        y = tl.dot(high, w_high) + small * (1.0 / 2048.0)
-        tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y, m)
+        g = split_product(a, w, here, c, alive[:, None], num_slots * 2 * F, 2 * F, F, BM, F, BK)
+        first_layer_gradient(
+            settle(g, BM, F), slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t,
+            slope, pair_slope, F, C, REVERSED,
+        )  # fmt: skip
     before_next(PDL)
+
+
+@triton.jit
+def first_layer_gradient(
+    g, slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t, slope, pair_slope,
+    F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the distance and the charges from that of silu(h), g [BM, F]."""
+    c, m = tl.arange(0, F), alive[:, None]
+    i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
+    h, along = radial_half_and_slope(table + k[:, None] * (4 * F) + c[None, :], t[:, None], m, F)
+    h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
+    h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
+    g *= silu_slope(h)
+    tl.store(slope + slot - num_atoms, tl.sum(g * along, 1), alive & (slot >= num_atoms))
+    high, low = split(g)
+    q = tl.arange(0, 2 * C)[None, :]
+    of = charges_t + c[:, None] * (2 * C) + q
+    w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
+    small = tl.dot(high, w_low, tl.dot(low, w_high))
+    y = tl.dot(high, w_high) + small * (1.0 / 2048.0)
+    tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y, m)
 
 
 # --- Messages of TensorNet2 and their gradients, from filters of a chunk of slots (above). Triton kernels ---
@@ -345,10 +457,11 @@ def message_backward_kernel(
     row_ptr, receiver, sender, reverse, envelope, envelope_slope, h3, y, dm, dy, dh3, slope, capacity, num_atoms,
     first_slot, num_slots,
     F: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
-    REVERSED: tl.constexpr, PDL: tl.constexpr,
+    KEPT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dY_i += g_ii dM_i + Σ_j g_ji dM_j over the slots of a chunk; the gradients dh3 [2, S, 3F] of h3, split; and
-    through C(d) into slope [slices, E]. h3 is that of reversed slots; REVERSED: it is of all slots, and read there."""
+    through C(d) into slope [slices, E]. h3 and dh3 are those of reversed slots; KEPT: of all slots, and those of the
+    reverse edge are read and written."""
     after_previous(PDL)
     first_edge, last_edge, low, high = rows_of_chunk(row_ptr, receiver, num_atoms, first_slot, num_slots)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
@@ -364,11 +477,11 @@ def message_backward_kernel(
             m = mask & (c >= 0)
             j = tl.load(sender + e, mask, other=0)
             cut = tl.load(envelope + e, mask, other=0.0)
-            place = (num_atoms + e - first_slot) * (3 * F) + c
-            if REVERSED:
-                h = h3 + (num_atoms + tl.load(reverse + e, mask, other=0)).to(tl.int64) * (3 * F) + c
+            if KEPT:
+                place = (num_atoms + tl.load(reverse + e, mask, other=0)) * (3 * F) + c
             else:
-                h = h3 + place
+                place = (num_atoms + e - first_slot) * (3 * F) + c
+            h = h3 + place
             s = dm + j.to(tl.int64) * (9 * F) + c
             x0 = tl.load(s, mask, other=0.0)
             g, through_cut = filter_gradient(h, cut, x0 * y0, dh3, place, m, plane)
@@ -397,10 +510,7 @@ def message_backward_kernel(
         at = row.to(tl.int64) * (9 * F) + c
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, own, F)
         place = (row - first_slot) * (3 * F) + c
-        if REVERSED:
-            h = h3 + row.to(tl.int64) * (3 * F) + c
-        else:
-            h = h3 + place
+        h = h3 + place
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(dm + at, own, F)
         gi, _t = filter_gradient(h, 1.0, x0 * y0, dh3, place, own, plane)
         place += F
