@@ -26,7 +26,8 @@ class Chain:
 
     Args:
         rows: slots.
-        cols: columns of the last layer at a time; of the gradients, depth of the first sum at a time.
+        cols: columns of the last layer at a time; of the gradients, slots whose first layer is taken at a time.
+        depth: of the sum of the first product at a time, of the gradients.
         parts: programs that share the columns of a row, each of which computes the hidden layer.
         first: whether it computes the first layer too.
     """
@@ -35,6 +36,7 @@ class Chain:
     cols: int
     warps: int
     stages: int
+    depth: int = 32
     parts: int = 1
     first: bool = False
 
@@ -419,8 +421,9 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         constants = {"F": w.channels, "C": w.charge_channels, "REVERSED": backward, **self._options(shapes)}
         if chain is not None:
             filters.filter_gradient_kernel[(-(-chunk[2] // chain.rows),)](
-                b.last_gradient, net.third_t, b.second_slope[k], net.second_t, *given, BM=chain.rows, BK=chain.cols,
-                num_warps=chain.warps, num_stages=chain.stages, **constants,
+                b.last_gradient, net.third_t, b.second_slope[k], net.second_t, b.first_activity.view(torch.float32),
+                *given, BM=chain.rows, BK=chain.depth, BT=chain.cols, num_warps=chain.warps, num_stages=chain.stages,
+                **constants,
             )  # fmt: skip
             return
         # the gradient overwrites its quantity

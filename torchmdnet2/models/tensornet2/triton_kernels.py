@@ -181,13 +181,14 @@ def whole_product(high, low, w_high, w_low):
 
 
 @triton.jit
-def hidden_half(high, low, w, bias, slope_out, rows, m, write, first: tl.constexpr, F: tl.constexpr, SLOPE: tl.constexpr):
+def hidden_half(high, low, w, bias, slope_out, rows, m, first: tl.constexpr, F: tl.constexpr, SLOPE: tl.constexpr):
     """silu(A W + bias), split, for F of the 2F columns of W [2, F, 2F]; its slope into slope_out [S, 2F]."""
     k, c = tl.arange(0, F)[:, None], first + tl.arange(0, F)
     of = w + k * (2 * F) + c[None, :]
     y = whole_product(high, low, tl.load(of), tl.load(of + F * 2 * F)) + tl.load(bias + c)[None, :]
     if SLOPE:
-        tl.store(slope_out + rows[:, None] * (2 * F) + c[None, :], silu_slope(y), m & write)
+        if tl.program_id(0) == 0:
+            tl.store(slope_out + rows[:, None] * (2 * F) + c[None, :], silu_slope(y), m)
     return split(silu(y))
 
 
@@ -215,9 +216,8 @@ def filter_kernel(
         else:
             at = a + rows[:, None] * F + k[None, :]
             high, low = tl.load(at, m, other=0.0), tl.load(at + num_slots * F, m, other=0.0)
-        write = tl.program_id(0) == 0
-        high0, low0 = hidden_half(high, low, second, second_bias, slope_out, rows, m, write, 0, F, SLOPE)
-        high1, low1 = hidden_half(high, low, second, second_bias, slope_out, rows, m, write, F, F, SLOPE)
+        high0, low0 = hidden_half(high, low, second, second_bias, slope_out, rows, m, 0, F, SLOPE)
+        high1, low1 = hidden_half(high, low, second, second_bias, slope_out, rows, m, F, F, SLOPE)
         columns: tl.constexpr = 3 * F // PARTS
         for start in tl.range(0, columns, BN, num_stages=STAGES):
             c = tl.program_id(0) * columns + start + tl.arange(0, BN)
@@ -243,28 +243,37 @@ def gradient_half(
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def filter_gradient_kernel(
-    a, third_t, factor, second_t, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_t, slope,
+    a, third_t, factor, second_t, scratch, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_t, slope,
     pair_slope, num_atoms, first_slot, num_slots,
-    F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """`first_gradient_kernel` from the gradient [2, S, 3F] of h₃, split, and the slope of the second activation."""
+    """`first_gradient_kernel` from the gradient [2, S, 3F] of h₃, split, and the slope of the second activation.
+
+    The gradient of silu(h) goes through scratch [S, F], BT slots at a time, since registers do not hold all.
+    """
     after_previous(PDL)
     here = tl.program_id(0) * BM + tl.arange(0, BM)
     slot = first_slot + here
     end = num_atoms + tl.load(row_ptr + num_atoms)
     if first_slot + tl.program_id(0) * BM < end:
-        alive = (slot < end) & (here < num_slots)
-        m = alive[:, None]
+        m = ((slot < end) & (here < num_slots))[:, None]
         plane = num_slots * 3 * F
         of = second_t + tl.arange(0, F)[:, None] * F + tl.arange(0, F)[None, :]
         high, low = gradient_half(a, third_t, factor, here, m, plane, 0, F, BM, BK)
         g = whole_product(high, low, tl.load(of), tl.load(of + 2 * F * F))
         high, low = gradient_half(a, third_t, factor, here, m, plane, F, F, BM, BK)
         g += whole_product(high, low, tl.load(of + F * F), tl.load(of + 3 * F * F))
-        first_layer_gradient(
-            settle(g, BM, F), slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t,
-            slope, pair_slope, F, C, REVERSED,
-        )  # fmt: skip
+        tl.store(scratch + here[:, None] * F + tl.arange(0, F)[None, :], g, m)
+        tl.debug_barrier()  # the next lines read what other threads have written
+        for start in tl.range(0, BM, BT):
+            some = tl.program_id(0) * BM + start + tl.arange(0, BT)
+            alive = (first_slot + some < end) & (some < num_slots)
+            part = tl.load(scratch + some[:, None] * F + tl.arange(0, F)[None, :], alive[:, None], other=0.0)
+            first_layer_gradient(
+                part, first_slot + some, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t,
+                slope, pair_slope, F, C, REVERSED,
+            )  # fmt: skip
     before_next(PDL)
 
 
@@ -298,10 +307,10 @@ def first_gradient_kernel(
     if first_slot + tl.program_id(0) * BM < end:
         alive = (slot < end) & (here < num_slots)
         c = tl.arange(0, F)
-        g = split_product(a, w, here, c, alive[:, None], num_slots * 2 * F, 2 * F, F, BM, F, BK)
+        g = settle(split_product(a, w, here, c, alive[:, None], num_slots * 2 * F, 2 * F, F, BM, F, BK), BM, F)
         first_layer_gradient(
-            settle(g, BM, F), slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t,
-            slope, pair_slope, F, C, REVERSED,
+            g, slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t, slope, pair_slope,
+            F, C, REVERSED,
         )  # fmt: skip
     before_next(PDL)
 
@@ -312,7 +321,7 @@ def first_layer_gradient(
     F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the distance and the charges from that of silu(h), g [BM, F]."""
-    c, m = tl.arange(0, F), alive[:, None]
+    m, c, q = alive[:, None], tl.arange(0, F), tl.arange(0, 2 * C)[None, :]
     i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
     h, along = radial_half_and_slope(table + k[:, None] * (4 * F) + c[None, :], t[:, None], m, F)
     h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
@@ -320,11 +329,8 @@ def first_layer_gradient(
     g *= silu_slope(h)
     tl.store(slope + slot - num_atoms, tl.sum(g * along, 1), alive & (slot >= num_atoms))
     high, low = split(g)
-    q = tl.arange(0, 2 * C)[None, :]
     of = charges_t + c[:, None] * (2 * C) + q
-    w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
-    small = tl.dot(high, w_low, tl.dot(low, w_high))
-    y = tl.dot(high, w_high) + small * (1.0 / 2048.0)
+    y = whole_product(high, low, tl.load(of), tl.load(of + F * 2 * C))
     tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y, m)
 
 
