@@ -1,11 +1,15 @@
 """Time whole steps of the fused TensorNet2 on one GPU, and find the fastest launch shapes.
 
     python -m scripts.bench tensornet2 [--systems FOLDER] [--output FILE] [--minutes 3] [--scan]
+    python -m scripts.bench tensornet2 --parts variants,kernels [--systems FOLDER] [--output FILE] [--minutes 6]
 
 Each row is a step by replay of one CUDA graph in float32: L = 1 and 2, F = 128, q_dim 16, and L = 1 with the priors
 "zbl" (covalent) and "coulomb" (predicted charges, reaction field). "peak_GB" is the memory of the step. Errors are the
 largest against the Potential in float64, up to 2,000 atoms. With --scan, further rows take one other launch shape each
 (models/tensornet2/gpu.py), and "kernels" are milliseconds by kernel of the shapes that are chosen.
+
+With --parts, the model of one layer without priors is timed: "variants" are kernels that may replace others (VARIANTS),
+in a table of milliseconds a step, with errors of the forces; "kernels" are milliseconds by kernel of each variant.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.engine.step import GraphedStep
 from torchmdnet2.models.tensornet.gpu import Block, MessageTile
-from torchmdnet2.models.tensornet2.gpu import FilterTiles
+from torchmdnet2.models.tensornet2.gpu import Chain, FilterTiles
 
-from .harness import save_rows, shared
+from .harness import save_rows, shared, table
 from .systems import read_pdb, timed, water_box
 
 SIZE = {"name": "tensornet2", "hidden_channels": 128, "num_rbf": 32, "cutoff": 5.0, "q_dim": 16}
@@ -55,6 +59,40 @@ SCAN: dict[str, list[Any]] = {
     "predict": [Block(16, 128, 32, 4), Block(16, 128, 16, 8), Block(16, 128, 32, 8, 2), Block(32, 128, 32, 8)],
     "overlap": [0, 1, 2],
 }  # fmt: skip
+_FORWARD, _BACKWARD, _FEW = Chain(128, 64, 8, 2), Chain(128, 32, 8, 2, depth=64), Chain(16, 64, 4, 2, parts=3)
+_ALL = {"kept": 1 << 22}
+_BOTH = {**_ALL, "chain": _FORWARD, "chain_gradient": _BACKWARD}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as chosen": {},
+    "filters kept": _ALL,
+    "charges beside": {"beside": True},
+    "forward together, 128 x 64": {**_ALL, "chain": _FORWARD},
+    "forward together, 128 x 32": {**_ALL, "chain": replace(_FORWARD, cols=32, stages=3)},
+    "forward together, 64 x 64": {**_ALL, "chain": Chain(64, 64, 4, 2)},
+    "forward together, 64 x 32": {**_ALL, "chain": Chain(64, 32, 4, 2)},
+    "forward together with the first": {**_ALL, "chain": replace(_FORWARD, first=True)},
+    "forward together, 16 x 64 in 3 parts": {**_ALL, "chain": _FEW},
+    "forward together with the first, 16 x 64 in 3 parts": {**_ALL, "chain": replace(_FEW, first=True)},
+    "forward together with the first, 16 x 64 in 6 parts": {**_ALL, "chain": replace(_FEW, parts=6, first=True)},
+    "backward together, 128, depth 64": {**_ALL, "chain_gradient": _BACKWARD},
+    "backward together, 128, depth 32": {**_ALL, "chain_gradient": replace(_BACKWARD, depth=32, stages=3)},
+    "backward together, 64, depth 64": {**_ALL, "chain_gradient": Chain(64, 32, 4, 2, depth=64)},
+    "backward together, 16, depth 64": {**_ALL, "chain_gradient": Chain(16, 16, 4, 2, depth=64)},
+    "both together": _BOTH,
+    "both together, charges beside": {**_BOTH, "beside": True},
+    "both together, gradient 1 x 1 x 128, 1": {**_BOTH, "filter_gradient": MessageTile(1, 1, 128, 1)},
+    "both together, gradient 1 x 2 x 64, 1": {**_BOTH, "filter_gradient": MessageTile(1, 2, 64, 1)},
+    "both together, gradient 1 x 2 x 32, 1": {**_BOTH, "filter_gradient": MessageTile(1, 2, 32, 1)},
+    "both together, gradient 1 x 4 x 128, 4": {**_BOTH, "filter_gradient": MessageTile(1, 4, 128, 4)},
+    "both together, gradient 8 x 1 x 128, 8": {**_BOTH, "filter_gradient": MessageTile(8, 1, 128, 8)},
+    "both together, gradient 16 x 1 x 32, 16": {**_BOTH, "filter_gradient": MessageTile(16, 1, 32, 16)},
+    "both together, messages 1 x 1 x 128, 1": {**_BOTH, "filter_message": MessageTile(1, 1, 128, 1)},
+    "both together, messages 1 x 2 x 64, 1": {**_BOTH, "filter_message": MessageTile(1, 2, 64, 1)},
+    "both together, messages 1 x 4 x 32, 1": {**_BOTH, "filter_message": MessageTile(1, 4, 32, 1)},
+    "both together, messages 8 x 1 x 128, 8": {**_BOTH, "filter_message": MessageTile(8, 1, 128, 8)},
+}  # fmt: skip
+"""Launch shapes that replace those chosen, for L = 1."""
+BY_KERNEL = ("as chosen", "filters kept", "both together", "both together, charges beside")
 EXACT_UP_TO = 2000
 Row = dict[str, Any]
 
@@ -104,9 +142,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     path = Path(options.systems or ".") / "alanine_dipeptide.pdb"
     systems = [read_pdb(path), *systems] if path.exists() else [water_box(2), *systems]
     loaded: dict[str, tuple[Potential, FusedModel]] = {}
-    for name, config in MODELS.items():
-        torch.manual_seed(1)
-        potential = Potential.from_config(config).eval().requires_grad_(False).to("cuda")
+    for name in MODELS:
+        potential = _potential(name)
         loaded[name] = potential, FusedModel(potential, "native")
     for system in (s.to("cuda") for s in systems):
         for name, (potential, model) in loaded.items():
@@ -127,6 +164,54 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                         yield known | {field: str(shape)} | row
 
 
+def _potential(name: str) -> Potential:
+    torch.manual_seed(1)
+    return Potential.from_config(MODELS[name]).eval().requires_grad_(False).to("cuda")
+
+
+def variant_rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Rows of the parts "variants" and "kernels", for 22, 166, 1,029 and 10,125 atoms."""
+    end, parts = time.time() + 60 * options.minutes, options.parts.split(",")
+    potential = _potential("L=1")
+    model, exactly = FusedModel(potential, "native"), copy.deepcopy(potential).double()
+    for system in (s.to("cuda") for s in _variant_systems(options.systems)):
+        try:
+            exact = exactly(system.to(dtype=torch.float64))
+        except torch.cuda.OutOfMemoryError:
+            exact = None
+        chosen: Any = model.net.shapes_for(system.num_atoms, system.z)
+        known = {"atoms": system.num_atoms}
+        for name, changed in VARIANTS.items():
+            row: Row = {"error": "the time was over"}
+            shapes = replace(chosen, **changed)
+            if time.time() < end and "variants" in parts:
+                row = attempt(lambda: measure(model, system, exact, shapes))  # noqa: B023
+            if "variants" in parts:
+                yield known | {"variant": name} | row
+            if "kernels" in parts and name in BY_KERNEL and time.time() < end:
+                row = attempt(lambda: {"kernels": by_kernel(model, system, shapes)})  # noqa: B023
+                yield known | {"variant": name} | row
+
+
+def _variant_systems(folder: Path | None) -> Iterator[System]:
+    for name, side in (("", 7), ("", 15), ("alanine_dipeptide", 2), ("chignolin", 4)):
+        path = (folder or Path()) / f"{name}.pdb"
+        yield read_pdb(path) if path.exists() else water_box(side)
+
+
+def variant_table(found: list[Row]) -> str:
+    """Milliseconds of the variants by number of atoms; in brackets, error of the forces in 1e-6 eV/Å."""
+    sizes = sorted({row["atoms"] for row in found})
+    cells: dict[str, dict[int, str]] = {}
+    for row in found:
+        if "kernels" not in row:
+            error = f" ({1e6 * row['force_error']:.2f})" if "force_error" in row else ""
+            text = f"{row['ms']:.4f}{error}" if "ms" in row else row["error"][:40]
+            cells.setdefault(row["variant"], {})[row["atoms"]] = text
+    lines = ([name, *(of.get(n, "") for n in sizes)] for name, of in cells.items())
+    return table(["variant", *map(str, sizes)], lines)
+
+
 def attempt(measured: Any) -> Row:
     try:
         return measured()
@@ -137,13 +222,16 @@ def attempt(measured: Any) -> Row:
 def arguments(parser: argparse.ArgumentParser) -> None:
     shared(parser, systems=None, water="7,15,32", minutes=3.0, output=None)
     parser.add_argument("--scan", action="store_true", help="time other launch shapes, up to 20,000 atoms")
+    parser.add_argument("--parts", default="", help="variants, kernels: see above")
 
 
 def main(options: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs an NVIDIA GPU")
     found = []
-    for row in rows(options):
+    for row in variant_rows(options) if options.parts else rows(options):
         found.append(row)
         print(row, flush=True)
         save_rows(options.output, found, {"models": MODELS})
+    if options.parts:
+        print(variant_table(found))

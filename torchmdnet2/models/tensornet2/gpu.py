@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +50,7 @@ class FilterTiles(Tiles):
     Args:
         chunk: slots whose filters are held at a time, see triton_kernels.py.
         kept: most slots of a system whose filters are kept for the backward pass, in one chunk.
+        beside: whether the last charges are predicted beside the rest of the step; only where no other term reads them.
         chain, chain_gradient: of the kernels that compute the layers together; None: one by one.
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
@@ -60,6 +63,7 @@ class FilterTiles(Tiles):
 
     chunk: int = 131072
     kept: int = 131072
+    beside: bool = False
     chain: Chain | None = None
     chain_gradient: Chain | None = None
     layer: Block = Block(64, 128, 32, 4, 3)
@@ -197,19 +201,37 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         )  # fmt: skip
 
     def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
-        given = buffers, shapes, atoms, edges
+        given, layers = (buffers, shapes, atoms, edges), self.weights.num_layers
         self._embed(*given)
         filters.edge_kernel[(len(atoms.z),)](
             *edges[:3], buffers.receiver, buffers.reverse, buffers.envelope, buffers.envelope_slope,
             1 / self.weights.cutoff, BE=32, num_warps=1, **self._options(shapes),
         )  # fmt: skip
         self._predict_charges(*given, 0)
-        for k in range(self.weights.num_layers):
+        for k in range(layers):
             self._mix(*given, k)
             self._pass_messages(*given, k)
             self._update(*given, k)
-            self._predict_charges(*given, k + 1)
+            if k + 1 < layers or not shapes.beside:
+                self._predict_charges(*given, k + 1)
+        if shapes.beside:
+            with self._beside():
+                self._predict_charges(buffers, replace(shapes, overlap=0), atoms, edges, layers)
         self._read_out(*given)
+
+    @cached_property
+    def _side(self) -> torch.cuda.Stream | None:
+        return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Launch the block on another stream, after all earlier launches."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            yield
 
     def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
         return buffers.charges, buffers.charges64
@@ -228,7 +250,11 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             self._mix_gradient(*given, k)
             self._charge_gradient(*given, k, None)
         self._embedding_gradient(*given)
-        self._forces(*given, with_virial)
+        if shapes.beside:
+            if self._side is not None:
+                torch.cuda.current_stream(self.device).wait_stream(self._side)
+            shapes = replace(shapes, overlap=0)  # the next launch waits for both streams
+        self._forces(buffers, shapes, atoms, edges, with_virial)
 
     # --- charges -------------------------------------------------------------------------------------------------
 
