@@ -59,7 +59,7 @@ SCAN: dict[str, list[Any]] = {
     "predict": [Block(16, 128, 32, 4), Block(16, 128, 16, 8), Block(16, 128, 32, 8, 2), Block(32, 128, 32, 8)],
     "overlap": [0, 1, 2],
 }  # fmt: skip
-_FORWARD, _BACKWARD, _FEW = Chain(128, 64, 8, 2), Chain(128, 32, 8, 2, depth=64), Chain(16, 64, 4, 2, parts=3)
+_FORWARD, _BACKWARD, _FEW = Chain(128, 64, 8, 2), Chain(128, 16, 8, 2, depth=64), Chain(16, 64, 4, 2, parts=3)
 _ALL = {"kept": 1 << 22}
 _BOTH = {**_ALL, "chain": _FORWARD, "chain_gradient": _BACKWARD}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -76,7 +76,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "forward together with the first, 16 x 64 in 6 parts": {**_ALL, "chain": replace(_FEW, parts=6, first=True)},
     "backward together, 128, depth 64": {**_ALL, "chain_gradient": _BACKWARD},
     "backward together, 128, depth 32": {**_ALL, "chain_gradient": replace(_BACKWARD, depth=32, stages=3)},
-    "backward together, 64, depth 64": {**_ALL, "chain_gradient": Chain(64, 32, 4, 2, depth=64)},
+    "backward together, 128, depth 64, 32 slots": {**_ALL, "chain_gradient": replace(_BACKWARD, cols=32)},
+    "backward together, 64, depth 64": {**_ALL, "chain_gradient": replace(_BACKWARD, rows=64, warps=4)},
+    "backward together, 64, depth 32": {**_ALL, "chain_gradient": Chain(64, 16, 4, 3, depth=32)},
     "backward together, 16, depth 64": {**_ALL, "chain_gradient": Chain(16, 16, 4, 2, depth=64)},
     "both together": _BOTH,
     "both together, charges beside": {**_BOTH, "beside": True},

@@ -111,6 +111,18 @@ def test_batch_in_chunks_with_predicted_charges():
             assert torch.equal(again, step.out.packed)
 
 
+def test_last_charges_beside():
+    """The charges of the last stage do not act on the energy, and may be predicted at any time."""
+    model, atoms = make(layers=2), system(5, CELL, 1.0)
+    fused = FusedModel(model, "native")
+    step = fused.step(5, 1, torch.float64, True, shapes=replace(fused.net.launch_shapes(5), beside=True))
+    inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
+    inputs.load(atoms)
+    graphed.make_room()
+    graphed.run()
+    assert_same(step.results(), model, atoms, stress=True)
+
+
 def test_structures_summed_in_parts(monkeypatch):
     """Sums over structures of more atoms than a program takes."""
     monkeypatch.setattr(launch_shapes, "_PARTS", (2, 2))
