@@ -60,6 +60,7 @@ SCAN: dict[str, list[Any]] = {
     "overlap": [0, 1, 2],
 }  # fmt: skip
 _FORWARD, _BACKWARD, _FEW = Chain(128, 64, 8, 2), Chain(128, 16, 8, 2, depth=64), Chain(16, 64, 4, 2, parts=3)
+_TWO_BLOCKS, _SIXTEEN = replace(_BACKWARD, rows=64, warps=4), replace(_BACKWARD, rows=16, warps=4)
 _ALL = {"kept": 1 << 22}
 _BOTH = {**_ALL, "chain": _FORWARD, "chain_gradient": _BACKWARD}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -75,13 +76,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "forward together with the first, 16 x 64 in 3 parts": {**_ALL, "chain": replace(_FEW, first=True)},
     "forward together with the first, 16 x 64 in 6 parts": {**_ALL, "chain": replace(_FEW, parts=6, first=True)},
     "backward together, 128, depth 64": {**_ALL, "chain_gradient": _BACKWARD},
-    "backward together, 128, depth 32": {**_ALL, "chain_gradient": replace(_BACKWARD, depth=32, stages=3)},
     "backward together, 128, depth 64, 32 slots": {**_ALL, "chain_gradient": replace(_BACKWARD, cols=32)},
-    "backward together, 64, depth 64": {**_ALL, "chain_gradient": replace(_BACKWARD, rows=64, warps=4)},
-    "backward together, 64, depth 32": {**_ALL, "chain_gradient": Chain(64, 16, 4, 3, depth=32)},
-    "backward together, 16, depth 64": {**_ALL, "chain_gradient": Chain(16, 16, 4, 2, depth=64)},
+    "backward together, 64, depth 64": {**_ALL, "chain_gradient": _TWO_BLOCKS},
+    "backward together, 16, depth 64": {**_ALL, "chain_gradient": _SIXTEEN},
     "both together": _BOTH,
     "both together, charges beside": {**_BOTH, "beside": True},
+    "both together, 64 slots": {**_ALL, "chain": Chain(64, 32, 4, 2), "chain_gradient": _TWO_BLOCKS},
+    "all together, 16 slots, charges beside": {
+        **_ALL, "chain": replace(_FEW, first=True), "chain_gradient": _SIXTEEN, "beside": True,
+    },
     "both together, gradient 1 x 1 x 128, 1": {**_BOTH, "filter_gradient": MessageTile(1, 1, 128, 1)},
     "both together, gradient 1 x 2 x 64, 1": {**_BOTH, "filter_gradient": MessageTile(1, 2, 64, 1)},
     "both together, gradient 1 x 2 x 32, 1": {**_BOTH, "filter_gradient": MessageTile(1, 2, 32, 1)},
@@ -94,7 +97,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "both together, messages 8 x 1 x 128, 8": {**_BOTH, "filter_message": MessageTile(8, 1, 128, 8)},
 }  # fmt: skip
 """Launch shapes that replace those chosen, for L = 1."""
-BY_KERNEL = ("as chosen", "filters kept", "both together", "both together, charges beside")
+BY_KERNEL = ("as chosen", "filters kept", "both together", "all together, 16 slots, charges beside")
 EXACT_UP_TO = 2000
 Row = dict[str, Any]
 
