@@ -29,7 +29,7 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.engine.step import GraphedStep
 from torchmdnet2.models.tensornet.gpu import Block, MessageTile
-from torchmdnet2.models.tensornet2.gpu import Chain, FilterTiles
+from torchmdnet2.models.tensornet2.gpu import FilterTiles
 
 from .harness import save_rows, shared, table
 from .systems import read_pdb, timed, water_box
@@ -53,51 +53,17 @@ SCAN: dict[str, list[Any]] = {
     "filter_gradient": [MessageTile(16, 1, 32, 16), MessageTile(16, 1, 32, 8), MessageTile(8, 2, 32, 8),
                         MessageTile(8, 1, 64, 8), MessageTile(1, 4, 32, 1), MessageTile(1, 8, 32, 2)],
     "first_gradient": [(16, 64, 4), (32, 64, 4), (32, 32, 8), (64, 64, 8)],
-    "kept": [0, 1 << 20],
-    "chunk": [16384, 32768, 65536, 262144],
+    "kept": [0],
     "first": [(8, 4), (32, 4), (32, 8)],
     "predict": [Block(16, 128, 32, 4), Block(16, 128, 16, 8), Block(16, 128, 32, 8, 2), Block(32, 128, 32, 8)],
     "overlap": [0, 1, 2],
 }  # fmt: skip
-_FORWARD, _BACKWARD, _FEW = Chain(128, 64, 8, 2), Chain(128, 16, 8, 2, depth=64), Chain(16, 64, 4, 2, parts=3)
-_TWO_BLOCKS, _SIXTEEN = replace(_BACKWARD, rows=64, warps=4), replace(_BACKWARD, rows=16, warps=4)
-_ALL = {"kept": 1 << 22}
-_BOTH = {**_ALL, "chain": _FORWARD, "chain_gradient": _BACKWARD}
 VARIANTS: dict[str, dict[str, Any]] = {
     "as chosen": {},
-    "filters kept": _ALL,
-    "charges beside": {"beside": True},
-    "forward together, 128 x 64": {**_ALL, "chain": _FORWARD},
-    "forward together, 128 x 32": {**_ALL, "chain": replace(_FORWARD, cols=32, stages=3)},
-    "forward together, 64 x 64": {**_ALL, "chain": Chain(64, 64, 4, 2)},
-    "forward together, 64 x 32": {**_ALL, "chain": Chain(64, 32, 4, 2)},
-    "forward together with the first": {**_ALL, "chain": replace(_FORWARD, first=True)},
-    "forward together, 16 x 64 in 3 parts": {**_ALL, "chain": _FEW},
-    "forward together with the first, 16 x 64 in 3 parts": {**_ALL, "chain": replace(_FEW, first=True)},
-    "forward together with the first, 16 x 64 in 6 parts": {**_ALL, "chain": replace(_FEW, parts=6, first=True)},
-    "backward together, 128, depth 64": {**_ALL, "chain_gradient": _BACKWARD},
-    "backward together, 128, depth 64, 32 slots": {**_ALL, "chain_gradient": replace(_BACKWARD, cols=32)},
-    "backward together, 64, depth 64": {**_ALL, "chain_gradient": _TWO_BLOCKS},
-    "backward together, 16, depth 64": {**_ALL, "chain_gradient": _SIXTEEN},
-    "both together": _BOTH,
-    "both together, charges beside": {**_BOTH, "beside": True},
-    "both together, 64 slots": {**_ALL, "chain": Chain(64, 32, 4, 2), "chain_gradient": _TWO_BLOCKS},
-    "all together, 16 slots, charges beside": {
-        **_ALL, "chain": replace(_FEW, first=True), "chain_gradient": _SIXTEEN, "beside": True,
-    },
-    "both together, gradient 1 x 1 x 128, 1": {**_BOTH, "filter_gradient": MessageTile(1, 1, 128, 1)},
-    "both together, gradient 1 x 2 x 64, 1": {**_BOTH, "filter_gradient": MessageTile(1, 2, 64, 1)},
-    "both together, gradient 1 x 2 x 32, 1": {**_BOTH, "filter_gradient": MessageTile(1, 2, 32, 1)},
-    "both together, gradient 1 x 4 x 128, 4": {**_BOTH, "filter_gradient": MessageTile(1, 4, 128, 4)},
-    "both together, gradient 8 x 1 x 128, 8": {**_BOTH, "filter_gradient": MessageTile(8, 1, 128, 8)},
-    "both together, gradient 16 x 1 x 32, 16": {**_BOTH, "filter_gradient": MessageTile(16, 1, 32, 16)},
-    "both together, messages 1 x 1 x 128, 1": {**_BOTH, "filter_message": MessageTile(1, 1, 128, 1)},
-    "both together, messages 1 x 2 x 64, 1": {**_BOTH, "filter_message": MessageTile(1, 2, 64, 1)},
-    "both together, messages 1 x 4 x 32, 1": {**_BOTH, "filter_message": MessageTile(1, 4, 32, 1)},
-    "both together, messages 8 x 1 x 128, 8": {**_BOTH, "filter_message": MessageTile(8, 1, 128, 8)},
-}  # fmt: skip
+    "filters computed again": {"kept": 0},
+}
 """Launch shapes that replace those chosen, for L = 1."""
-BY_KERNEL = ("as chosen", "filters kept", "both together", "all together, 16 slots, charges beside")
+BY_KERNEL = ("as chosen",)
 EXACT_UP_TO = 2000
 Row = dict[str, Any]
 

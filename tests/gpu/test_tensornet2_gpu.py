@@ -12,6 +12,7 @@ from test_evaluator_gpu import make, random_atoms
 
 from torchmdnet2 import Evaluator, System
 
+gpu = pytest.importorskip("torchmdnet2.models.tensornet2.gpu")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 ION = torch.tensor([1.0])
@@ -76,7 +77,7 @@ def test_batches_in_chunks_and_spatial_order():
     structures = [random_atoms(n, seed=n, cell=True, charge=(n % 3 - 1) * ION) for n in (40, 7, 1, 90)]
     system = System.concatenate(structures)
     fused = FusedModel(potential, "native")
-    shapes = replace(fused.net.launch_shapes(138), chunk=640)
+    shapes = replace(fused.net.launch_shapes(138), chunk=640, kept=0)
     step = fused.step(138, 4, system.dtype, True, sort=True, parts=2, shapes=shapes)
     inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
     inputs.load(system)
@@ -103,8 +104,11 @@ def test_overflow_under_replay():
     torch.testing.assert_close(bound.energy, expected.energy, rtol=1e-6, atol=1e-5)
 
 
-def test_memory_of_many_atoms():
-    """24,576 atoms of water at L = 1, F = 128: a quarter of 12 GB, the bound for 98,304, and the rest of a chunk."""
+@pytest.mark.parametrize("share", [0.0, gpu._KEPT_SHARE])
+def test_memory_of_many_atoms(share, monkeypatch):
+    """24,576 atoms of water at L = 1, F = 128: a quarter of 12 GB, the bound for 98,304, and the rest of a chunk; and
+    the share of the GPU that filters may fill."""
+    monkeypatch.setattr(gpu, "_KEPT_SHARE", share)
     potential = make(**MODELS["L = 1"])
     edge = (24576 / 3 * 29.9) ** (1 / 3)
     random = torch.Generator().manual_seed(0)
@@ -119,4 +123,5 @@ def test_memory_of_many_atoms():
     bound = Evaluator(potential).bind(system)
     bound.replay()
     assert bound.check() and bound.forces.isfinite().all()
-    assert torch.cuda.max_memory_allocated() - before < 3.2e9
+    kept = share * torch.cuda.get_device_properties("cuda").total_memory
+    assert torch.cuda.max_memory_allocated() - before < 3.2e9 + kept

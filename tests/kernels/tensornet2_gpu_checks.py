@@ -14,7 +14,6 @@ from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.engine.step import GraphedStep, StaticInputs
 from torchmdnet2.models.tensornet import gpu as launch_shapes
 from torchmdnet2.models.tensornet.gpu import MessageTile
-from torchmdnet2.models.tensornet2.gpu import Chain
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 launch_shapes._BY_SIZE = ()  # large blocks: fewer programs to interpret
@@ -79,29 +78,21 @@ def test_structures(name):
 
 def test_batch_in_chunks_with_predicted_charges():
     """Two charged structures, an atom alone and one without edges; charges act in a prior, which acts on all; several
-    chunks, spatial order and parts of structures; filters kept for the backward pass or not; layers of the filters one
-    by one or together; one or several atoms a program; with several chunks the same bits twice."""
+    chunks, spatial order and parts of structures; filters kept for the backward pass or not; one or several atoms a
+    program; with several chunks the same bits twice."""
     model = make(layers=2, priors=[FIELD, COVALENT])
     atoms = System.concatenate(
         [system(5, CELL, 1.0), system(1, [[30.0, 0, 0], [0, 30, 0], [0, 0, 30]], 0.0), system(4, CELL, -2.0, 1)]
     )
     fused = FusedModel(model, "native")
-    one, several, many = MessageTile(1, 4, 32, 4), MessageTile(4, 2, 16, 4), 1 << 17
-    chain, parts = Chain(64, 32, 4, 2), Chain(16, 16, 4, 2, parts=3, first=True)
-    ways = (
-        (128, 0, one, None, None), (128, 0, several, chain, Chain(32, 16, 4, 2)),
-        (many, many, several, chain, chain), (many, many, one, parts, None),
-    )  # fmt: skip
-    for chunk, kept, tile, forward, backward in ways:
-        shapes = replace(
-            fused.net.launch_shapes(10), chunk=chunk, kept=kept, filter_message=tile, filter_gradient=tile,
-            chain=forward, chain_gradient=backward,
-        )  # fmt: skip
-        step = fused.step(10, 3, torch.float64, True, sort=chunk == 128, parts=2, shapes=shapes)
+    one, several = MessageTile(1, 4, 32, 4), MessageTile(4, 2, 16, 4)
+    for kept, tile in ((0, one), (0, several), (1 << 17, several)):
+        shapes = replace(fused.net.launch_shapes(10), chunk=128, kept=kept, filter_message=tile, filter_gradient=tile)
+        step = fused.step(10, 3, torch.float64, True, sort=kept == 0, parts=2, shapes=shapes)
         inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
         inputs.load(atoms)
         graphed.make_room()
-        assert (10 + step.capacity > 128) or chunk > 128
+        assert 10 + step.capacity > 128
         graphed.run()
         assert graphed.status()[0] == 0
         assert_same(step.results(), model, atoms, stress=True)
@@ -111,16 +102,18 @@ def test_batch_in_chunks_with_predicted_charges():
             assert torch.equal(again, step.out.packed)
 
 
-def test_last_charges_beside():
-    """The charges of the last stage do not act on the energy, and may be predicted at any time."""
-    model, atoms = make(layers=2), system(5, CELL, 1.0)
-    fused = FusedModel(model, "native")
-    step = fused.step(5, 1, torch.float64, True, shapes=replace(fused.net.launch_shapes(5), beside=True))
-    inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
-    inputs.load(atoms)
-    graphed.make_room()
-    graphed.run()
-    assert_same(step.results(), model, atoms, stress=True)
+def test_charges_that_no_term_reads():
+    """They are predicted beside the rest of the step, and not if a term reads them."""
+    for priors, read in (([COVALENT], False), ([COVALENT, FIELD], True)):
+        model, atoms = make(layers=2, priors=priors), system(5, CELL, 1.0)
+        fused = FusedModel(model, "native")
+        assert fused.net.charges_read == read
+        step = fused.step(5, 1, torch.float64, True)
+        inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
+        inputs.load(atoms)
+        graphed.make_room()
+        graphed.run()
+        assert_same(step.results(), model, atoms, stress=True)
 
 
 def test_structures_summed_in_parts(monkeypatch):

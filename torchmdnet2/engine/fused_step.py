@@ -631,6 +631,8 @@ class FusedModel:
             self.net = path.with_charges(self.net, potential.properties["charges"])
         self.heads = PropertyHeads(potential)
         self.terms = terms_of(potential, compiled=False)
+        if isinstance(self.net, ChargeNetwork):
+            self.net.charges_read = any(term.uses_charges for term in self.terms)
         self.isolated = exact_isolated_energies(potential)
         self._checked: set[tuple[Any, ...]] = set()
 

@@ -235,9 +235,11 @@ class ChargeNetwork(Network):
     Attributes:
         members: M networks that are evaluated together. Buffers, charges and charge slopes then have M·N rows: the N
             atoms for the first member, for the second, and so on.
+        charges_read: terms read the charges. If none does, the charges may be as late as the end of `differentiate`.
     """
 
     members: int = 1
+    charges_read: bool = True
 
     @abstractmethod
     def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:

@@ -19,28 +19,7 @@ from . import triton_kernels as filters
 from . import triton_kernels as message
 from .weights import FrozenTensorNet2
 
-__all__ = ["Chain", "ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Block of a kernel that computes two layers of the filters, or both gradients.
-
-    Args:
-        rows: slots.
-        cols: columns of the last layer at a time; of the gradients, slots whose first layer is taken at a time.
-        depth: of the sum of the first product at a time, of the gradients.
-        parts: programs that share the columns of a row, each of which computes the hidden layer.
-        first: whether it computes the first layer too.
-    """
-
-    rows: int
-    cols: int
-    warps: int
-    stages: int
-    depth: int = 32
-    parts: int = 1
-    first: bool = False
+__all__ = ["ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
 
 
 @dataclass(frozen=True)
@@ -48,10 +27,9 @@ class FilterTiles(Tiles):
     """Tiles of TensorNet, and of the kernels that only TensorNet2 has.
 
     Args:
-        chunk: slots whose filters are held at a time, see triton_kernels.py.
-        kept: most slots of a system whose filters are kept for the backward pass, in one chunk.
-        beside: whether the last charges are predicted beside the rest of the step; only where no other term reads them.
-        chain, chain_gradient: of the kernels that compute the layers together; None: one by one.
+        chunk: slots whose filters are held at a time, see triton_kernels.py. The filters of one chunk are kept for the
+            backward pass, those of several are computed again.
+        kept: most slots that are one chunk in any case.
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
         first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
@@ -63,9 +41,6 @@ class FilterTiles(Tiles):
 
     chunk: int = 131072
     kept: int = 131072
-    beside: bool = False
-    chain: Chain | None = None
-    chain_gradient: Chain | None = None
     layer: Block = Block(64, 128, 32, 4, 3)
     first: tuple[int, int] = (16, 4)
     first_gradient: tuple[int, int, int] = (32, 64, 8)
@@ -118,6 +93,10 @@ _FEW = MessageTile(1, 4, 32, 4)
 
 _MOST_PROGRAMS = 8192  # of rows, where there are several chunks
 
+_KEPT_SHARE = 0.25
+"""Largest share of the GPU's memory for filters that are kept. Of all memory, not of what is free: a system then takes
+the same path on each start."""
+
 
 @dataclass(eq=False)
 class ChargeBuffers(Buffers):
@@ -126,8 +105,8 @@ class ChargeBuffers(Buffers):
     Attributes:
         in_hidden, out_hidden: [N, F], predicted [N, 2Q], sums [N, 2Q] float64, moments [N, 4], by_charge [N, 2F]: of
             each stage.
-        first, hidden, last: of a chunk; gradients replace them. If the filters are kept, the chunk has all slots, and
-            each layer has its second_slope and last.
+        first, hidden, last: of a chunk; gradients replace them. If all slots are one chunk, each layer has its
+            second_slope and last.
     """
 
     ones: Tensor
@@ -163,15 +142,26 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         return charge
 
     def launch_shapes(self, num_atoms: int) -> FilterTiles:
-        return FilterTiles.for_gpu(num_atoms, self.weights.channels)
+        return replace(FilterTiles.for_gpu(num_atoms, self.weights.channels), kept=self._most_kept)
+
+    @cached_property
+    def _most_kept(self) -> int:
+        """The most slots whose filters are kept for the backward pass."""
+        f = self.weights.channels
+        most = min(2**30 // (3 * f), 2**22 - 128)  # places are 32-bit numbers; programs side by side are 65,535
+        if self.device.type != "cuda":
+            return most
+        slot_bytes = 4 * f * (6 + 5 * self.weights.num_layers)
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        return min(most, int(_KEPT_SHARE * memory) // slot_bytes)
 
     def allocate(self, num_atoms: int, capacity: int, shapes: FilterTiles) -> ChargeBuffers:  # type: ignore[override]
         w = self.weights
         n, f, q, layers = max(num_atoms, 1), w.channels, w.charge_channels, w.num_layers
         capacity = max(capacity, 1)
         most = -(-(n + capacity) // 128) * 128
-        kept = most <= shapes.kept
-        slots = most if kept else -(-most // (128 * -(-most // shapes.chunk))) * 128  # chunks of one size
+        chunks = 1 if most <= shapes.kept else -(-most // shapes.chunk)
+        slots = -(-most // (128 * chunks)) * 128  # chunks of one size
         base = vars(super().allocate(num_atoms, capacity, shapes))
         slices = f // shapes.filter_gradient.channels
 
@@ -183,7 +173,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
         def filters_of(width: int) -> list[Tensor]:
             """Return the filters of each layer; all share one place if they are not kept."""
-            return [new(slots, width) for _ in range(layers)] if kept else [new(slots, width)] * layers
+            return [new(slots, width) for _ in range(layers)] if chunks == 1 else [new(slots, width)] * layers
 
         # the gradients of the charges need what these would take the place of
         base |= {"g": new(n, 9, f), "dd": new(n, 9, f), "dgate": new(n, 3 * f)}
@@ -212,9 +202,9 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             self._mix(*given, k)
             self._pass_messages(*given, k)
             self._update(*given, k)
-            if k + 1 < layers or not shapes.beside:
+            if k + 1 < layers or self.charges_read:
                 self._predict_charges(*given, k + 1)
-        if shapes.beside:
+        if not self.charges_read:
             with self._beside():
                 self._predict_charges(buffers, replace(shapes, overlap=0), atoms, edges, layers)
         self._read_out(*given)
@@ -225,7 +215,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Launch the block on another stream, after all earlier launches."""
+        """Launch the block on another stream, after all earlier launches; `differentiate` waits for it."""
         if self._side is None:
             yield
             return
@@ -250,7 +240,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             self._mix_gradient(*given, k)
             self._charge_gradient(*given, k, None)
         self._embedding_gradient(*given)
-        if shapes.beside:
+        if not self.charges_read:
             if self._side is not None:
                 torch.cuda.current_stream(self.device).wait_stream(self._side)
             shapes = replace(shapes, overlap=0)  # the next launch waits for both streams
@@ -312,7 +302,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         if charge_slope is None:
             charges.pair_slope_kernel[(n,)](
                 edges.row_ptr, b.reverse, b.pair_slope, b.charge_slope, n, C=w.charge_channels, BE=16,
-                REVERSED=not self._kept(atoms, edges, shapes), num_warps=1, **self._options(shapes),
+                REVERSED=not self._kept(b, atoms, edges), num_warps=1, **self._options(shapes),
             )  # fmt: skip
         slope = b.charge_slope if charge_slope is None else charge_slope
         charges.slope_sums_kernel[self._parts(atoms)](
@@ -348,7 +338,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         """Return the grid and constants of a message kernel."""
         n = len(atoms.z)
         programs = -(-n // tile.atoms)
-        if n + edges.sender.shape[0] > b.first_activity.shape[1]:
+        if not self._kept(b, atoms, edges):
             programs = min(programs, _MOST_PROGRAMS)
         constants = {
             "F": self.weights.channels, "BR": tile.atoms, "BE": tile.edges, "BF": tile.channels,
@@ -370,9 +360,9 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             **self._options(shapes),
         )  # fmt: skip
 
-    def _kept(self, atoms: Atoms, edges: Edges, shapes: FilterTiles) -> bool:
-        """Return whether the filters of all slots are kept for the backward pass."""
-        return max(len(atoms.z), 1) + edges.sender.shape[0] <= shapes.kept // 128 * 128
+    def _kept(self, b: Any, atoms: Atoms, edges: Edges) -> bool:
+        """Return whether the filters are kept for the backward pass: all slots are one chunk."""
+        return len(atoms.z) + edges.sender.shape[0] <= b.first_activity.shape[1]
 
     def _filter(
         self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool,
@@ -381,39 +371,29 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         """Compute what the last activation of the filters acts on; backward: of reversed slots. slope: of the
         second."""
         w = self.weights
-        net, chain = w.filters[k], shapes.chain
-        read = b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
-        if chain is None or not chain.first:
-            rows, warps = shapes.first
-            filters.first_layer_kernel[(chunk[2] // rows,)](
-                edges.row_ptr, *read, b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows,
-                num_warps=warps, **self._options(shapes),
-            )  # fmt: skip
-        if chain is None:
-            self._layer(b, shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity,
-                        net.second_bias, slope=slope)  # fmt: skip
-            self._layer(b, shapes, edges, chunk, "last", b.second_activity, net.third, last, net.third_bias)
-            return
-        filters.filter_kernel[chain.parts, -(-chunk[2] // chain.rows)](
-            b.first_activity, net.second, net.second_bias, net.third, net.third_bias, last,
-            net.second_bias if slope is None else slope, edges.row_ptr, *read, *chunk, F=w.channels, FIRST=chain.first,
-            SLOPE=slope is not None, REVERSED=backward, PARTS=chain.parts, BM=chain.rows, BN=chain.cols,
-            STAGES=chain.stages, num_warps=chain.warps, **self._options(shapes),
+        net = w.filters[k]
+        rows, warps = shapes.first
+        filters.first_layer_kernel[(chunk[2] // rows,)](
+            edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k],
+            b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows, num_warps=warps,
+            **self._options(shapes),
         )  # fmt: skip
+        self._layer(b, shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity,
+                    net.second_bias, slope=slope)  # fmt: skip
+        self._layer(b, shapes, edges, chunk, "last", b.second_activity, net.third, last, net.third_bias)
 
     def _pass_messages(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, len(atoms.z)
         grid, constants = self._rows(b, atoms, edges, shapes.filter_message)
-        chunks = list(self._chunks(b, atoms, edges))
-        alone = len(chunks) == 1
-        slope = b.second_slope[k] if self._kept(atoms, edges, shapes) else None
-        for chunk in chunks:
+        kept = self._kept(b, atoms, edges)
+        slope = b.second_slope[k] if kept else None
+        for chunk in self._chunks(b, atoms, edges):
             self._filter(b, shapes, edges, chunk, k, False, b.last[k], slope)
             message.message_kernel[grid](
                 edges.row_ptr, b.receiver, edges.sender, b.envelope, b.last[k], b.y[k], b.m[k], b.dm, *chunk,
-                O3=w.is_o3, ALONE=alone, **constants, **self._options(shapes),
+                O3=w.is_o3, ALONE=kept, **constants, **self._options(shapes),
             )  # fmt: skip
-        if not alone:
+        if not kept:
             tile = shapes.filter_message
             message.product_kernel[-(-n // 4), w.channels // tile.channels](
                 b.y[k], b.m[k], b.dm, n, F=w.channels, BM=4, BF=tile.channels, O3=w.is_o3, num_warps=tile.warps,
@@ -421,11 +401,11 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             )  # fmt: skip
 
     def _message_gradient(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, capacity = self.weights, edges.sender.shape[0]
+        w, net, capacity = self.weights, self.weights.filters[k], edges.sender.shape[0]
         grid, constants = self._rows(b, atoms, edges, shapes.filter_gradient)
         slices = w.channels // shapes.filter_gradient.channels
         slope = b.slope[k * (slices + 1) :]
-        kept = self._kept(atoms, edges, shapes)
+        kept = self._kept(b, atoms, edges)
         for chunk in self._chunks(b, atoms, edges):
             if not kept:
                 self._filter(b, shapes, edges, chunk, k, True, b.last[k], b.second_slope[k])
@@ -434,31 +414,24 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
                 b.dm, b.m[k], b.last_gradient, slope, capacity, *chunk, KEPT=kept,
                 LANES=shapes.filter_gradient.lanes, **constants, **self._options(shapes),
             )  # fmt: skip
-            self._filter_gradient(b, shapes, edges, chunk, k, not kept, slope[slices])
+            # each gradient overwrites its quantity
+            hidden = b.second_activity
+            self._layer(b, shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, hidden, net.third_bias,
+                        factor=b.second_slope[k])  # fmt: skip
+            self._first_gradient(b, shapes, edges, chunk, k, slope[slices], not kept)
 
-    def _filter_gradient(
-        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool,
-        slope: Tensor,
+    def _first_gradient(
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, slope: Tensor,
+        backward: bool,
     ) -> None:  # fmt: skip
-        """Compute the gradients of distances and charges; backward: of reversed slots."""
-        w, net, chain = self.weights, self.weights.filters[k], shapes.chain_gradient
+        w, net = self.weights, self.weights.filters[k]
         read = edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
-        given = *read, net.charges_t, slope, b.pair_slope, *chunk
-        constants = {"F": w.channels, "C": w.charge_channels, "REVERSED": backward, **self._options(shapes)}
-        if chain is not None:
-            filters.filter_gradient_kernel[(-(-chunk[2] // chain.rows),)](
-                b.last_gradient, net.third_t, b.second_slope[k], net.second_t, b.first_activity.view(torch.float32),
-                *given, BM=chain.rows, BK=chain.depth, BT=chain.cols, num_warps=chain.warps, num_stages=chain.stages,
-                **constants,
-            )  # fmt: skip
-            return
-        # the gradient overwrites its quantity
-        self._layer(b, shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, b.second_activity,
-                    net.third_bias, factor=b.second_slope[k])  # fmt: skip
         rows, depth, warps = shapes.first_gradient
         filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
-            b.second_activity, net.second_t, *given, BM=rows, BK=depth, num_warps=warps, num_stages=3, **constants
-        )
+            b.second_activity, net.second_t, *read, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels,
+            C=w.charge_channels, REVERSED=backward, BM=rows, BK=depth, num_warps=warps, num_stages=3,
+            **self._options(shapes),
+        )  # fmt: skip
 
     def _options(self, shapes: FilterTiles) -> dict[str, Any]:
         return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}

@@ -24,8 +24,8 @@ from ..tensornet.triton_edges import reverse_of, store_sums, sum_lanes
 from ..tensornet.triton_products import settle, silu, silu_slope
 
 __all__ = [
-    "edge_kernel", "filter_gradient_kernel", "filter_kernel", "first_gradient_kernel", "first_layer_kernel",
-    "layer_kernel", "message_backward_kernel", "message_kernel", "product_kernel",
+    "edge_kernel", "first_gradient_kernel", "first_layer_kernel", "layer_kernel", "message_backward_kernel",
+    "message_kernel", "product_kernel",
 ]  # fmt: skip
 
 
@@ -94,20 +94,12 @@ def first_layer_kernel(
     here = tl.program_id(0) * BM + tl.arange(0, BM)
     slot = first_slot + here
     alive = slot < num_atoms + tl.load(row_ptr + num_atoms)
-    h = first_layer(slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, F, REVERSED)
-    store_split(out, here[:, None] * F + tl.arange(0, F)[None, :], silu(h), alive[:, None], num_slots * F)
-
-
-@triton.jit
-def first_layer(
-    slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, F: tl.constexpr, REVERSED: tl.constexpr
-):
-    """h of the slots, [BM, F]."""
     i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
     c, m = tl.arange(0, F)[None, :], alive[:, None]
     h = radial_half(table + k[:, None] * (4 * F) + c, t[:, None], m, F)
     h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c, m, other=0.0)
-    return h + tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c, m, other=0.0)
+    h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c, m, other=0.0)
+    store_split(out, here[:, None] * F + c, silu(h), m, num_slots * F)
 
 
 @triton.jit
@@ -169,114 +161,6 @@ def layer_kernel(
     before_next(PDL)
 
 
-# Both layers, or both gradients, in one kernel: what is between them stays on the multiprocessor, and a block of slots
-# reads the weights once. Sums take all of K at once, small terms first.
-
-
-@triton.jit
-def whole_product(high, low, w_high, w_low):
-    """A W of split A and W, the whole of K at once."""
-    small = tl.dot(high, w_low, tl.dot(low, w_high)) * (1.0 / 2048.0)
-    return tl.dot(high, w_high, small)
-
-
-@triton.jit
-def hidden_half(high, low, w, bias, slope_out, rows, m, first: tl.constexpr, F: tl.constexpr, SLOPE: tl.constexpr):
-    """silu(A W + bias), split, for F of the 2F columns of W [2, F, 2F]; its slope into slope_out [S, 2F]."""
-    k, c = tl.arange(0, F)[:, None], first + tl.arange(0, F)
-    of = w + k * (2 * F) + c[None, :]
-    y = whole_product(high, low, tl.load(of), tl.load(of + F * 2 * F)) + tl.load(bias + c)[None, :]
-    if SLOPE:
-        if tl.program_id(0) == 0:
-            tl.store(slope_out + rows[:, None] * (2 * F) + c[None, :], silu_slope(y), m)
-    return split(silu(y))
-
-
-@triton.jit(do_not_specialize=["num_atoms", "first_slot"])
-def filter_kernel(
-    a, second, second_bias, third, third_bias, out, slope_out, row_ptr, receiver, sender, knot, offset, table,
-    by_charge, num_atoms, first_slot, num_slots,
-    F: tl.constexpr, FIRST: tl.constexpr, SLOPE: tl.constexpr, REVERSED: tl.constexpr, PARTS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """h₃ [S, 3F] from silu(h) [2, S, F], split, which is computed here if FIRST; and the slope [S, 2F] of the second
-    activation (SLOPE). A program has a part of the columns of h₃."""
-    after_previous(PDL)
-    alive = tl.minimum(num_atoms + tl.load(row_ptr + num_atoms) - first_slot, num_slots)
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    if tl.program_id(1) * BM < alive:
-        m = (rows < alive)[:, None]
-        k = tl.arange(0, F)
-        if FIRST:
-            h = first_layer(
-                first_slot + rows, rows < alive, num_atoms, sender, receiver, knot, offset, table, by_charge, F,
-                REVERSED,
-            )  # fmt: skip
-            high, low = split(silu(h))
-        else:
-            at = a + rows[:, None] * F + k[None, :]
-            high, low = tl.load(at, m, other=0.0), tl.load(at + num_slots * F, m, other=0.0)
-        high0, low0 = hidden_half(high, low, second, second_bias, slope_out, rows, m, 0, F, SLOPE)
-        high1, low1 = hidden_half(high, low, second, second_bias, slope_out, rows, m, F, F, SLOPE)
-        columns: tl.constexpr = 3 * F // PARTS
-        for start in tl.range(0, columns, BN, num_stages=STAGES):
-            c = tl.program_id(0) * columns + start + tl.arange(0, BN)
-            of = third + k[:, None] * (3 * F) + c[None, :]
-            w_high0, w_high1 = tl.load(of), tl.load(of + F * 3 * F)
-            small = tl.dot(low1, w_high1, tl.dot(low0, w_high0))
-            small = tl.dot(high0, tl.load(of + 2 * F * 3 * F), small)
-            small = tl.dot(high1, tl.load(of + 3 * F * 3 * F), small) * (1.0 / 2048.0)
-            y = tl.dot(high1, w_high1, tl.dot(high0, w_high0, small)) + tl.load(third_bias + c)[None, :]
-            tl.store(out + rows[:, None] * (3 * F) + c[None, :], y, m)
-    before_next(PDL)
-
-
-@triton.jit
-def gradient_half(
-    a, w, factor, rows, m, plane, first: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr
-):
-    """A W · factor, split, for F of the 2F columns of W [2, 3F, 2F] and of factor [S, 2F]."""
-    c = first + tl.arange(0, F)
-    y = split_product(a, w, rows, c, m, plane, 3 * F, 2 * F, BM, F, BK)
-    return split(y * tl.load(factor + rows[:, None] * (2 * F) + c[None, :], m, other=0.0))
-
-
-@triton.jit(do_not_specialize=["num_atoms", "first_slot"])
-def filter_gradient_kernel(
-    a, third_t, factor, second_t, scratch, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_t, slope,
-    pair_slope, num_atoms, first_slot, num_slots,
-    F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """`first_gradient_kernel` from the gradient [2, S, 3F] of h₃, split, and the slope of the second activation.
-
-    The gradient of silu(h) goes through scratch [S, F], BT slots at a time, since registers do not hold all.
-    """
-    after_previous(PDL)
-    here = tl.program_id(0) * BM + tl.arange(0, BM)
-    slot = first_slot + here
-    end = num_atoms + tl.load(row_ptr + num_atoms)
-    if first_slot + tl.program_id(0) * BM < end:
-        m = ((slot < end) & (here < num_slots))[:, None]
-        plane = num_slots * 3 * F
-        of = second_t + tl.arange(0, F)[:, None] * F + tl.arange(0, F)[None, :]
-        high, low = gradient_half(a, third_t, factor, here, m, plane, 0, F, BM, BK)
-        g = whole_product(high, low, tl.load(of), tl.load(of + 2 * F * F))
-        high, low = gradient_half(a, third_t, factor, here, m, plane, F, F, BM, BK)
-        g += whole_product(high, low, tl.load(of + F * F), tl.load(of + 3 * F * F))
-        tl.store(scratch + here[:, None] * F + tl.arange(0, F)[None, :], g, m)
-        tl.debug_barrier()  # the next lines read what other threads have written
-        for start in tl.range(0, BM, BT):
-            some = tl.program_id(0) * BM + start + tl.arange(0, BT)
-            alive = (first_slot + some < end) & (some < num_slots)
-            part = tl.load(scratch + some[:, None] * F + tl.arange(0, F)[None, :], alive[:, None], other=0.0)
-            first_layer_gradient(
-                part, first_slot + some, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t,
-                slope, pair_slope, F, C, REVERSED,
-            )  # fmt: skip
-    before_next(PDL)
-
-
 @triton.jit
 def radial_half_and_slope(p, t, mask, F: tl.constexpr):
     """`radial_half` and its derivative by the distance."""
@@ -306,32 +190,23 @@ def first_gradient_kernel(
     end = num_atoms + tl.load(row_ptr + num_atoms)
     if first_slot + tl.program_id(0) * BM < end:
         alive = (slot < end) & (here < num_slots)
+        m = alive[:, None]
         c = tl.arange(0, F)
-        g = settle(split_product(a, w, here, c, alive[:, None], num_slots * 2 * F, 2 * F, F, BM, F, BK), BM, F)
-        first_layer_gradient(
-            g, slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t, slope, pair_slope,
-            F, C, REVERSED,
-        )  # fmt: skip
+        g = settle(split_product(a, w, here, c, m, num_slots * 2 * F, 2 * F, F, BM, F, BK), BM, F)
+        i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
+        h, along = radial_half_and_slope(table + k[:, None] * (4 * F) + c[None, :], t[:, None], m, F)
+        h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
+        h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
+        g *= silu_slope(h)
+        tl.store(slope + slot - num_atoms, tl.sum(g * along, 1), alive & (slot >= num_atoms))
+        high, low = split(g)
+        q = tl.arange(0, 2 * C)[None, :]
+        of = charges_t + c[:, None] * (2 * C) + q
+        w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
+        small = tl.dot(high, w_low, tl.dot(low, w_high))
+        y = tl.dot(high, w_high) + small * (1.0 / 2048.0)
+        tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y, m)
     before_next(PDL)
-
-
-@triton.jit
-def first_layer_gradient(
-    g, slot, alive, num_atoms, sender, receiver, knot, offset, table, by_charge, charges_t, slope, pair_slope,
-    F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr,
-):  # fmt: skip
-    """Gradients of the distance and the charges from that of silu(h), g [BM, F]."""
-    m, c, q = alive[:, None], tl.arange(0, F), tl.arange(0, 2 * C)[None, :]
-    i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
-    h, along = radial_half_and_slope(table + k[:, None] * (4 * F) + c[None, :], t[:, None], m, F)
-    h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
-    h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
-    g *= silu_slope(h)
-    tl.store(slope + slot - num_atoms, tl.sum(g * along, 1), alive & (slot >= num_atoms))
-    high, low = split(g)
-    of = charges_t + c[:, None] * (2 * C) + q
-    y = whole_product(high, low, tl.load(of), tl.load(of + F * 2 * C))
-    tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y, m)
 
 
 # --- Messages of TensorNet2 and their gradients, from filters of a chunk of slots (above). Triton kernels ---
