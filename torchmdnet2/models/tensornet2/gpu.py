@@ -60,7 +60,7 @@ class FilterTiles(Tiles):
             layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
             charge_layer, predict, first_gradient = Block(16, 32, 64, 4), Block(16, 128, 128, 8), (16, 128, 8)
         elif num_atoms > 4000:
-            gradient = MessageTile(1, 4, 32, 1)
+            gradient = MessageTile(1, 1, min(channels, 128), 1)
             charge_layer = Block(16, 128, 32, 8)
 
         def within(block: Block) -> Block:
