@@ -34,9 +34,10 @@ class FilterTiles(Tiles):
         first: slots of a program of the first layer, and warps.
         first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
         filter_message, filter_gradient: of the messages and their gradients.
-        charge_layer: atoms × channels × depth of the sum at a time of a layer of the networks of charges.
+        charge_layer: atoms × channels × depth of the sum at a time of a layer of the networks of charges; 1 atom: on
+            CUDA cores. Of all channels at once, weights are read while the kernel before still runs.
         predict: the same of what follows them, of all channels, and of the gradient of their second layer.
-        predict_gradient: of their first layer's gradient: atoms, and as many channels as the sum is deep.
+        predict_gradient: the same of their first layer's gradient.
     """
 
     chunk: int = 131072
@@ -56,9 +57,12 @@ class FilterTiles(Tiles):
         tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
         layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
         charge_layer, predict, first_gradient = tiles.charge_layer, tiles.predict, tiles.first_gradient
+        predict_gradient = tiles.predict_gradient
         if num_atoms <= 512:
             layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
-            charge_layer, predict, first_gradient = Block(16, 32, 64, 4), Block(16, 128, 128, 8), (16, 128, 8)
+            rows = 1 if num_atoms <= 112 else 16
+            charge_layer, predict, first_gradient = Block(rows, 16, 128, 4), Block(rows, 128, 128, 8), (16, 128, 8)
+            predict_gradient = Block(rows, 16, 128, 4)
         elif num_atoms > 4000:
             gradient = MessageTile(1, 1, min(channels, 128), 1)
             charge_layer = Block(16, 128, 32, 8)
@@ -73,6 +77,7 @@ class FilterTiles(Tiles):
             layer=within(layer),
             charge_layer=within(charge_layer),
             predict=tiles.predict if wide else within(predict),
+            predict_gradient=within(predict_gradient),
             filter_message=message,
             filter_gradient=gradient,
             first_gradient=(32, 32, 8)
@@ -315,10 +320,10 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             net.first_offset, b.moments[stage], n, **common,
         )  # fmt: skip
         block = shapes.predict_gradient
-        charges.add_gradient_kernel[-(-n // block.rows), w.channels // block.depth](
+        charges.add_gradient_kernel[-(-n // block.rows), w.channels // block.cols](
             b.x[stage], b.inverse[0 if last else stage], b.in_hidden[stage], net.first_t, net.gamma, b.moments[stage],
             b.d[stage - 1], b.g, b.dd, b.mixed, b.gate, b.dgate, n, F=w.channels, NORMALISED=not last,
-            FIRST=stage == 0, BM=block.rows, BK=block.depth, PREC=self.precision, num_warps=block.warps,
+            FIRST=stage == 0, BM=block.rows, BN=block.cols, BK=block.depth, PREC=self.precision, num_warps=block.warps,
             num_stages=block.stages, **self._options(shapes),
         )  # fmt: skip
 

@@ -30,6 +30,15 @@ _SOFTENING = tl.constexpr(1e-6)
 
 
 @triton.jit
+def times(a, b, y, PREC: tl.constexpr):
+    """y + A B; of one row on CUDA cores."""
+    if a.shape[0] == 1:
+        return y + tl.sum(tl.reshape(a, (a.shape[1], 1)) * b, 0)[None, :]
+    else:
+        return dot(a, b, y, PREC)
+
+
+@triton.jit
 def tensors(x, inverse, rows, first, m, F: tl.constexpr, BK: tl.constexpr, NORMALISED: tl.constexpr):
     """X [BM, BK] × 9 from channel `first` on; where X/(‖X‖²+1) is kept, inverse [N, F] is 1/(‖X‖²+1)."""
     c = first + tl.arange(0, BK)[None, :]
@@ -45,6 +54,11 @@ def tensors(x, inverse, rows, first, m, F: tl.constexpr, BK: tl.constexpr, NORMA
 def features(x, inverse, rows, first, m, F: tl.constexpr, BK: tl.constexpr, NORMALISED: tl.constexpr):
     """I, ‖A‖², ‖S‖² [BM, BK] from channel `first` on."""
     x0, x1, x2, x3, x4, x5, x6, x7, x8 = tensors(x, inverse, rows, first, m, F, BK, NORMALISED)
+    return features_of(x0, x1, x2, x3, x4, x5, x6, x7, x8)
+
+
+@triton.jit
+def features_of(x0, x1, x2, x3, x4, x5, x6, x7, x8):
     a = 2.0 * (x1 * x1 + x2 * x2 + x3 * x3)
     return x0, a, 2.0 * (x4 * x4 + x7 * x7 + x4 * x7 + x5 * x5 + x6 * x6 + x8 * x8)
 
@@ -76,7 +90,7 @@ def layer(
         x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], m, other=0.0)
         if ACTIVE:
             x = silu(x)
-        y = dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
+        y = times(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
     return y
 
 
@@ -86,27 +100,43 @@ def charge_hidden_kernel(
     F: tl.constexpr, NORMALISED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """hidden [N, F] = W1 LN(I, ‖A‖², ‖S‖²) + b1, which an activation acts on; moments [N, 4] = mean and 1/σ."""
-    after_previous(PDL)
+    """hidden [N, F] = W1 LN(I, ‖A‖², ‖S‖²) + b1, which an activation acts on; moments [N, 4] = mean and 1/σ.
+
+    With BK = F the features are read once, and the weights while the kernel before still runs.
+    """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     m = (rows < num_atoms)[:, None]
     row = rows[:, None].to(tl.int64)
-    mean, rstd = statistics(x, inverse, rows, m, eps, F, BM, BK, NORMALISED)
+    h = tl.zeros([BM, BN], tl.float32)
+    if BK == F:
+        k = tl.arange(0, F)
+        w = w1 + k[:, None] * F + cols[None, :]
+        wi, wa, ws = tl.load(w), tl.load(w + F * F), tl.load(w + 2 * F * F)
+        after_previous(PDL)
+        i, a, s = features(x, inverse, rows, 0, m, F, F, NORMALISED)
+        mean = (tl.sum(i + a + s, 1) / (3 * F))[:, None]
+        i, a, s = i - mean, a - mean, s - mean
+        rstd = tl.rsqrt(tl.sum(i * i + a * a + s * s, 1) / (3 * F) + eps)[:, None]
+        h = times(i * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :], wi, h, PREC)
+        h = times(a * rstd * tl.load(gamma + F + k)[None, :] + tl.load(beta + F + k)[None, :], wa, h, PREC)
+        h = times(s * rstd * tl.load(gamma + 2 * F + k)[None, :] + tl.load(beta + 2 * F + k)[None, :], ws, h, PREC)
+    else:
+        after_previous(PDL)
+        mean, rstd = statistics(x, inverse, rows, m, eps, F, BM, BK, NORMALISED)
+        for first in range(0, F, BK):
+            i, a, s = features(x, inverse, rows, first, m, F, BK, NORMALISED)
+            k = first + tl.arange(0, BK)
+            w = w1 + k[:, None] * F + cols[None, :]
+            i = (i - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
+            h = times(i, tl.load(w), h, PREC)
+            a = (a - mean) * rstd * tl.load(gamma + F + k)[None, :] + tl.load(beta + F + k)[None, :]
+            h = times(a, tl.load(w + F * F), h, PREC)
+            s = (s - mean) * rstd * tl.load(gamma + 2 * F + k)[None, :] + tl.load(beta + 2 * F + k)[None, :]
+            h = times(s, tl.load(w + 2 * F * F), h, PREC)
     if tl.program_id(1) == 0:
         tl.store(moments + row * 4, mean, m)
         tl.store(moments + row * 4 + 1, rstd, m)
-    h = tl.zeros([BM, BN], tl.float32)
-    for first in range(0, F, BK):
-        i, a, s = features(x, inverse, rows, first, m, F, BK, NORMALISED)
-        k = first + tl.arange(0, BK)
-        w = w1 + k[:, None] * F + cols[None, :]
-        i = (i - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
-        h = dot(i, tl.load(w), h, PREC)
-        a = (a - mean) * rstd * tl.load(gamma + F + k)[None, :] + tl.load(beta + F + k)[None, :]
-        h = dot(a, tl.load(w + F * F), h, PREC)
-        s = (s - mean) * rstd * tl.load(gamma + 2 * F + k)[None, :] + tl.load(beta + 2 * F + k)[None, :]
-        h = dot(s, tl.load(w + 2 * F * F), h, PREC)
     tl.store(hidden + row * F + cols[None, :], h + tl.load(b1 + cols)[None, :], m)
     before_next(PDL)
 
@@ -118,11 +148,18 @@ def charge_layer_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """out [N_atoms, N] = W silu(hidden) + b."""
-    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     m = (rows < num_atoms)[:, None]
-    y = layer(hidden, w, rows, cols, m, F, N, BM, BN, BK, True, PREC)
+    if BK == F:
+        k = tl.arange(0, F)
+        of = tl.load(w + k[:, None] * N + cols[None, :])
+        after_previous(PDL)
+        x = silu(tl.load(hidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0))
+        y = times(x, of, tl.zeros([BM, BN], tl.float32), PREC)
+    else:
+        after_previous(PDL)
+        y = layer(hidden, w, rows, cols, m, F, N, BM, BN, BK, True, PREC)
     tl.store(out + rows[:, None].to(tl.int64) * N + cols[None, :], y + tl.load(b + cols)[None, :], m)
     before_next(PDL)
 
@@ -210,7 +247,7 @@ def equilibrate_kernel(
         for start in range(0, 2 * F, BK):
             n = start + tl.arange(0, BK)[None, :]
             w = tl.load(weights + tl.arange(0, C)[:, None] * (2 * F) + n)
-            y = dot(q, w, tl.zeros([BM, BK], tl.float32), PREC)
+            y = times(q, w, tl.zeros([BM, BK], tl.float32), PREC)
             tl.store(by_charge + rows[:, None].to(tl.int64) * (2 * F) + n, y, m)
     before_next(PDL)
 
@@ -303,13 +340,17 @@ def predict_gradient_kernel(
     gradient = tl.where((k < K)[None, :] & m, gradient, 0.0)
     dc, df = gradient.to(tl.float32), (2.0 * weight * missing * gradient).to(tl.float32)
     n = tl.arange(0, F)
-    a = dot(dc, tl.load(w3t + k[:, None] * F + n[None, :]), tl.zeros([BM, F], tl.float32), PREC)
-    a = dot(df, tl.load(w3t + (C + k)[:, None] * F + n[None, :]), a, PREC)
-    # each gradient overwrites its quantity
+    a = times(dc, tl.load(w3t + k[:, None] * F + n[None, :]), tl.zeros([BM, F], tl.float32), PREC)
+    a = times(df, tl.load(w3t + (C + k)[:, None] * F + n[None, :]), a, PREC)
     at = h2 + row * F + n[None, :]
-    tl.store(at, a * silu_slope(tl.load(at, m, other=0.0)), m)
-    tl.debug_barrier()  # the next lines read what other threads have written
-    a = layer(h2, w2t, rows, n, m, F, F, BM, F, BK, False, PREC)
+    a *= silu_slope(tl.load(at, m, other=0.0))
+    if BK == F:
+        a = times(a, tl.load(w2t + n[:, None] * F + n[None, :]), tl.zeros([BM, F], tl.float32), PREC)
+    else:
+        # each gradient overwrites its quantity
+        tl.store(at, a, m)
+        tl.debug_barrier()  # the next lines read what other threads have written
+        a = layer(h2, w2t, rows, n, m, F, F, BM, F, BK, False, PREC)
     at = h1 + row * F + n[None, :]
     h = tl.load(at, m, other=0.0)
     a *= silu_slope(h)
@@ -324,64 +365,73 @@ def predict_gradient_kernel(
 @triton.jit(do_not_specialize=["num_atoms"])
 def add_gradient_kernel(
     x, inverse, a1, w1t, gamma, moments, d, g, dd, mixed, gate, dgate, num_atoms,
-    F: tl.constexpr, NORMALISED: tl.constexpr, FIRST: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, NORMALISED: tl.constexpr, FIRST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Adds dE/dX through the charges to the gradients of what X was made of, for BK channels; a1 [N, F] as
+    """Adds dE/dX through the charges to the gradients of what X was made of, for BN channels; a1 [N, F] as
     `predict_gradient_kernel` leaves it.
 
     FIRST: X is of the embedding: to dd [N, 9, F], that of mix(X⁰), and dgate [N, 3F], that of its gate. Else to g,
     that of X itself, and dd, that of D of the layer before.
     """
-    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     m = (rows < num_atoms)[:, None]
     row = rows[:, None].to(tl.int64)
+    first = tl.program_id(1) * BN
+    c = first + tl.arange(0, BN)
+    gi = tl.zeros([BM, BN], tl.float32)
+    ga, gs = gi, gi
+    if BK == F:
+        k = tl.arange(0, F)
+        w = w1t + k[:, None] * (3 * F) + c[None, :]
+        wi, wa, ws = tl.load(w), tl.load(w + F), tl.load(w + 2 * F)
+        after_previous(PDL)
+        a = tl.load(a1 + row * F + k[None, :], m, other=0.0)
+        gi, ga, gs = times(a, wi, gi, PREC), times(a, wa, ga, PREC), times(a, ws, gs, PREC)
+    else:
+        after_previous(PDL)
+        for start in range(0, F, BK):
+            k = start + tl.arange(0, BK)
+            a = tl.load(a1 + row * F + k[None, :], m, other=0.0)
+            w = w1t + k[:, None] * (3 * F) + c[None, :]
+            gi = times(a, tl.load(w), gi, PREC)
+            ga = times(a, tl.load(w + F), ga, PREC)
+            gs = times(a, tl.load(w + 2 * F), gs, PREC)
     mean, rstd = tl.load(moments + row * 4, m, other=0.0), tl.load(moments + row * 4 + 1, m, other=0.0)
     sum_g, sum_gn = tl.load(moments + row * 4 + 2, m, other=0.0), tl.load(moments + row * 4 + 3, m, other=0.0)
-    first = tl.program_id(1) * BK
-    c = first + tl.arange(0, BK)
-    gi = tl.zeros([BM, BK], tl.float32)
-    ga, gs = gi, gi
-    for start in range(0, F, BK):
-        k = start + tl.arange(0, BK)
-        a = tl.load(a1 + row * F + k[None, :], m, other=0.0)
-        w = w1t + k[:, None] * (3 * F) + c[None, :]
-        gi = dot(a, tl.load(w), gi, PREC)
-        ga = dot(a, tl.load(w + F), ga, PREC)
-        gs = dot(a, tl.load(w + 2 * F), gs, PREC)
-    ni, na, ns = features(x, inverse, rows, first, m, F, BK, NORMALISED)
+    x0, x1, x2, x3, x4, x5, x6, x7, x8 = tensors(x, inverse, rows, first, m, F, BN, NORMALISED)
+    ni, na, ns = features_of(x0, x1, x2, x3, x4, x5, x6, x7, x8)
     gi = (gi * tl.load(gamma + c)[None, :] - sum_g - (ni - mean) * rstd * sum_gn) * rstd
     ga = (ga * tl.load(gamma + F + c)[None, :] - sum_g - (na - mean) * rstd * sum_gn) * rstd
     gs = (gs * tl.load(gamma + 2 * F + c)[None, :] - sum_g - (ns - mean) * rstd * sum_gn) * rstd
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = tensors(x, inverse, rows, first, m, F, BK, NORMALISED)
     g0, g1, g2, g3 = gi, 4.0 * x1 * ga, 4.0 * x2 * ga, 4.0 * x3 * ga
     g4, g7 = (4.0 * x4 + 2.0 * x7) * gs, (4.0 * x7 + 2.0 * x4) * gs
     g5, g6, g8 = 4.0 * x5 * gs, 4.0 * x6 * gs, 4.0 * x8 * gs
+    # all is read before anything is written: a load waits for the stores before it
     at = row * (9 * F) + c[None, :]
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dd + at, m, F)
     if FIRST:
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(mixed + at, m, F)
         place = row * (3 * F) + c[None, :]
         hi, ha = tl.load(gate + place, m, other=0.0), tl.load(gate + place + F, m, other=0.0)
         hs = tl.load(gate + place + 2 * F, m, other=0.0)
-        add_to(dgate + place, m, silu_slope(hi) * (g0 * x0))
-        add_to(dgate + place + F, m, silu_slope(ha) * (g1 * x1 + g2 * x2 + g3 * x3))
-        add_to(dgate + place + 2 * F, m, silu_slope(hs) * (g4 * x4 + g5 * x5 + g6 * x6 + g7 * x7 + g8 * x8))
+        di, da = tl.load(dgate + place, m, other=0.0), tl.load(dgate + place + F, m, other=0.0)
+        ds = tl.load(dgate + place + 2 * F, m, other=0.0)
+        tl.store(dgate + place, di + silu_slope(hi) * (g0 * x0), m)
+        tl.store(dgate + place + F, da + silu_slope(ha) * (g1 * x1 + g2 * x2 + g3 * x3), m)
+        ds += silu_slope(hs) * (g4 * x4 + g5 * x5 + g6 * x6 + g7 * x7 + g8 * x8)
+        tl.store(dgate + place + 2 * F, ds, m)
         hi, ha, hs = silu(hi), silu(ha), silu(hs)
-        add9_to(dd + at, m, F, g0 * hi, g1 * ha, g2 * ha, g3 * ha, g4 * hs, g5 * hs, g6 * hs, g7 * hs, g8 * hs)
+        g0, g1, g2, g3, g4 = g0 * hi, g1 * ha, g2 * ha, g3 * ha, g4 * hs
+        g5, g6, g7, g8 = g5 * hs, g6 * hs, g7 * hs, g8 * hs
     else:
-        add9_to(g + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(d + at, m, F)
+        add9_to(g + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = add_square_adjoint(
             1.0, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8
         )
-        add9_to(dd + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
+    store9(dd + at, m, F, y0 + g0, y1 + g1, y2 + g2, y3 + g3, y4 + g4, y5 + g5, y6 + g6, y7 + g7, y8 + g8)
     before_next(PDL)
-
-
-@triton.jit
-def add_to(at, m, x):
-    tl.store(at, tl.load(at, m, other=0.0) + x, m)
 
 
 @triton.jit
