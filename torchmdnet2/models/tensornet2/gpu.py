@@ -35,7 +35,7 @@ class FilterTiles(Tiles):
         first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
         filter_message, filter_gradient: of the messages and their gradients.
         charge_layer: atoms × channels × depth of the sum at a time of a layer of the networks of charges; 1 atom: on
-            CUDA cores. Of all channels at once, weights are read while the kernel before still runs.
+            CUDA cores, all of the sum at once.
         predict: the same of what follows them, of all channels, and of the gradient of their second layer.
         predict_gradient: the same of their first layer's gradient.
     """
@@ -60,9 +60,10 @@ class FilterTiles(Tiles):
         predict_gradient = tiles.predict_gradient
         if num_atoms <= 512:
             layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
-            rows = 1 if num_atoms <= 112 else 16
-            charge_layer, predict, first_gradient = Block(rows, 16, 128, 4), Block(rows, 128, 128, 8), (16, 128, 8)
-            predict_gradient = Block(rows, 16, 128, 4)
+            charge_layer, predict, first_gradient = Block(16, 32, 64, 4), Block(16, 128, 128, 8), (16, 128, 8)
+        if num_atoms <= 112 and channels <= 128:
+            charge_layer = predict_gradient = Block(1, 16, 128, 4)
+            predict = Block(1, 128, 128, 8)
         elif num_atoms > 4000:
             gradient = MessageTile(1, 1, min(channels, 128), 1)
             charge_layer = Block(16, 128, 32, 8)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ...core.triton_launch import after_previous, before_next
 from ..tensornet.triton_algebra import add_square_adjoint, load9, store9
-from ..tensornet.triton_products import dot, silu, silu_slope
+from ..tensornet.triton_products import dot, settle, silu, silu_slope
 
 __all__ = [
     "add_gradient_kernel", "charge_hidden_kernel", "charge_layer_kernel", "charge_sums_kernel",
@@ -30,12 +30,18 @@ _SOFTENING = tl.constexpr(1e-6)
 
 
 @triton.jit
-def times(a, b, y, PREC: tl.constexpr):
-    """y + A B; of one row on CUDA cores."""
+def row_times(a, bt):
+    """A B [1, N] of one row A [1, K] and Bᵀ [N, K], on CUDA cores."""
+    return tl.sum(a * bt, 1)[None, :]
+
+
+@triton.jit
+def times(a, b, PREC: tl.constexpr):
+    """A B; of one row on CUDA cores."""
     if a.shape[0] == 1:
-        return y + tl.sum(tl.reshape(a, (a.shape[1], 1)) * b, 0)[None, :]
+        return row_times(a, tl.trans(b))
     else:
-        return dot(a, b, y, PREC)
+        return dot(a, b, tl.zeros([a.shape[0], b.shape[1]], tl.float32), PREC)
 
 
 @triton.jit
@@ -90,7 +96,7 @@ def layer(
         x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], m, other=0.0)
         if ACTIVE:
             x = silu(x)
-        y = times(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
+        y = dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
     return y
 
 
@@ -102,38 +108,39 @@ def charge_hidden_kernel(
 ):  # fmt: skip
     """hidden [N, F] = W1 LN(I, ‖A‖², ‖S‖²) + b1, which an activation acts on; moments [N, 4] = mean and 1/σ.
 
-    With BK = F the features are read once, and the weights while the kernel before still runs.
+    Of one atom the features are read once, and the weights while the kernel before still runs.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     m = (rows < num_atoms)[:, None]
     row = rows[:, None].to(tl.int64)
-    h = tl.zeros([BM, BN], tl.float32)
-    if BK == F:
+    if BM == 1:
         k = tl.arange(0, F)
-        w = w1 + k[:, None] * F + cols[None, :]
+        w = w1 + k[None, :] * F + cols[:, None]
         wi, wa, ws = tl.load(w), tl.load(w + F * F), tl.load(w + 2 * F * F)
         after_previous(PDL)
         i, a, s = features(x, inverse, rows, 0, m, F, F, NORMALISED)
         mean = (tl.sum(i + a + s, 1) / (3 * F))[:, None]
         i, a, s = i - mean, a - mean, s - mean
         rstd = tl.rsqrt(tl.sum(i * i + a * a + s * s, 1) / (3 * F) + eps)[:, None]
-        h = times(i * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :], wi, h, PREC)
-        h = times(a * rstd * tl.load(gamma + F + k)[None, :] + tl.load(beta + F + k)[None, :], wa, h, PREC)
-        h = times(s * rstd * tl.load(gamma + 2 * F + k)[None, :] + tl.load(beta + 2 * F + k)[None, :], ws, h, PREC)
+        i = i * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
+        a = a * rstd * tl.load(gamma + F + k)[None, :] + tl.load(beta + F + k)[None, :]
+        s = s * rstd * tl.load(gamma + 2 * F + k)[None, :] + tl.load(beta + 2 * F + k)[None, :]
+        h = tl.sum(i * wi + a * wa + s * ws, 1)[None, :]
     else:
         after_previous(PDL)
         mean, rstd = statistics(x, inverse, rows, m, eps, F, BM, BK, NORMALISED)
+        h = tl.zeros([BM, BN], tl.float32)
         for first in range(0, F, BK):
             i, a, s = features(x, inverse, rows, first, m, F, BK, NORMALISED)
             k = first + tl.arange(0, BK)
             w = w1 + k[:, None] * F + cols[None, :]
             i = (i - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
-            h = times(i, tl.load(w), h, PREC)
+            h = dot(i, tl.load(w), h, PREC)
             a = (a - mean) * rstd * tl.load(gamma + F + k)[None, :] + tl.load(beta + F + k)[None, :]
-            h = times(a, tl.load(w + F * F), h, PREC)
+            h = dot(a, tl.load(w + F * F), h, PREC)
             s = (s - mean) * rstd * tl.load(gamma + 2 * F + k)[None, :] + tl.load(beta + 2 * F + k)[None, :]
-            h = times(s, tl.load(w + 2 * F * F), h, PREC)
+            h = dot(s, tl.load(w + 2 * F * F), h, PREC)
     if tl.program_id(1) == 0:
         tl.store(moments + row * 4, mean, m)
         tl.store(moments + row * 4 + 1, rstd, m)
@@ -151,12 +158,12 @@ def charge_layer_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     m = (rows < num_atoms)[:, None]
-    if BK == F:
+    if BM == 1:
         k = tl.arange(0, F)
-        of = tl.load(w + k[:, None] * N + cols[None, :])
+        of = tl.load(w + k[None, :] * N + cols[:, None])
         after_previous(PDL)
         x = silu(tl.load(hidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0))
-        y = times(x, of, tl.zeros([BM, BN], tl.float32), PREC)
+        y = row_times(x, of)
     else:
         after_previous(PDL)
         y = layer(hidden, w, rows, cols, m, F, N, BM, BN, BK, True, PREC)
@@ -247,7 +254,7 @@ def equilibrate_kernel(
         for start in range(0, 2 * F, BK):
             n = start + tl.arange(0, BK)[None, :]
             w = tl.load(weights + tl.arange(0, C)[:, None] * (2 * F) + n)
-            y = times(q, w, tl.zeros([BM, BK], tl.float32), PREC)
+            y = times(q, w, PREC)
             tl.store(by_charge + rows[:, None].to(tl.int64) * (2 * F) + n, y, m)
     before_next(PDL)
 
@@ -340,12 +347,12 @@ def predict_gradient_kernel(
     gradient = tl.where((k < K)[None, :] & m, gradient, 0.0)
     dc, df = gradient.to(tl.float32), (2.0 * weight * missing * gradient).to(tl.float32)
     n = tl.arange(0, F)
-    a = times(dc, tl.load(w3t + k[:, None] * F + n[None, :]), tl.zeros([BM, F], tl.float32), PREC)
-    a = times(df, tl.load(w3t + (C + k)[:, None] * F + n[None, :]), a, PREC)
+    a = times(dc, tl.load(w3t + k[:, None] * F + n[None, :]), PREC)
+    a += times(df, tl.load(w3t + (C + k)[:, None] * F + n[None, :]), PREC)
     at = h2 + row * F + n[None, :]
     a *= silu_slope(tl.load(at, m, other=0.0))
     if BK == F:
-        a = times(a, tl.load(w2t + n[:, None] * F + n[None, :]), tl.zeros([BM, F], tl.float32), PREC)
+        a = times(a, tl.load(w2t + n[:, None] * F + n[None, :]), PREC)
     else:
         # each gradient overwrites its quantity
         tl.store(at, a, m)
@@ -379,24 +386,25 @@ def add_gradient_kernel(
     row = rows[:, None].to(tl.int64)
     first = tl.program_id(1) * BN
     c = first + tl.arange(0, BN)
-    gi = tl.zeros([BM, BN], tl.float32)
-    ga, gs = gi, gi
-    if BK == F:
+    if BM == 1:
         k = tl.arange(0, F)
-        w = w1t + k[:, None] * (3 * F) + c[None, :]
+        w = w1t + k[None, :] * (3 * F) + c[:, None]
         wi, wa, ws = tl.load(w), tl.load(w + F), tl.load(w + 2 * F)
         after_previous(PDL)
         a = tl.load(a1 + row * F + k[None, :], m, other=0.0)
-        gi, ga, gs = times(a, wi, gi, PREC), times(a, wa, ga, PREC), times(a, ws, gs, PREC)
+        gi = settle(row_times(a, wi), BM, BN)
+        ga, gs = settle(row_times(a, wa), BM, BN), settle(row_times(a, ws), BM, BN)
     else:
         after_previous(PDL)
+        gi = tl.zeros([BM, BN], tl.float32)
+        ga, gs = gi, gi
         for start in range(0, F, BK):
             k = start + tl.arange(0, BK)
             a = tl.load(a1 + row * F + k[None, :], m, other=0.0)
             w = w1t + k[:, None] * (3 * F) + c[None, :]
-            gi = times(a, tl.load(w), gi, PREC)
-            ga = times(a, tl.load(w + F), ga, PREC)
-            gs = times(a, tl.load(w + 2 * F), gs, PREC)
+            gi = dot(a, tl.load(w), gi, PREC)
+            ga = dot(a, tl.load(w + F), ga, PREC)
+            gs = dot(a, tl.load(w + 2 * F), gs, PREC)
     mean, rstd = tl.load(moments + row * 4, m, other=0.0), tl.load(moments + row * 4 + 1, m, other=0.0)
     sum_g, sum_gn = tl.load(moments + row * 4 + 2, m, other=0.0), tl.load(moments + row * 4 + 3, m, other=0.0)
     x0, x1, x2, x3, x4, x5, x6, x7, x8 = tensors(x, inverse, rows, first, m, F, BN, NORMALISED)
