@@ -8,8 +8,8 @@ Each row is a step by replay of one CUDA graph in float32: L = 1 and 2, F = 128,
 largest against the Potential in float64, up to 2,000 atoms. With --scan, further rows take one other launch shape each
 (models/tensornet2/gpu.py), and "kernels" are milliseconds by kernel of the shapes that are chosen.
 
-With --parts, the model of one layer without priors is timed: "variants" are kernels that may replace others (VARIANTS),
-in a table of milliseconds a step, with errors of the forces; "kernels" are milliseconds by kernel of each variant.
+With --parts, the model of one layer without priors is timed: "variants" are launch shapes that may replace others (FEW,
+MANY), in a table of milliseconds a step, with errors of the forces; "kernels" are milliseconds by kernel of some.
 """
 
 from __future__ import annotations
@@ -58,12 +58,51 @@ SCAN: dict[str, list[Any]] = {
     "predict": [Block(16, 128, 32, 4), Block(16, 128, 16, 8), Block(16, 128, 32, 8, 2), Block(32, 128, 32, 8)],
     "overlap": [0, 1, 2],
 }  # fmt: skip
-VARIANTS: dict[str, dict[str, Any]] = {
+_TENSOR_CORES = {
+    "charge_layer": Block(16, 32, 64, 4), "predict": Block(16, 128, 128, 8), "predict_gradient": Block(16, 32, 32, 4),
+}  # fmt: skip
+_CUDA_CORES = {
+    "charge_layer": Block(1, 16, 128, 4), "predict": Block(1, 128, 128, 8), "predict_gradient": Block(1, 16, 128, 4),
+}  # fmt: skip
+FEW: dict[str, dict[str, Any]] = {
     "as chosen": {},
-    "filters computed again": {"kept": 0},
-}
-"""Launch shapes that replace those chosen, for L = 1."""
-BY_KERNEL = ("as chosen",)
+    "charges on Tensor Cores": _TENSOR_CORES,
+    "charges on CUDA cores": _CUDA_CORES,
+    "charges on CUDA cores, 32 channels": {
+        **_CUDA_CORES, "charge_layer": Block(1, 32, 128, 4), "predict_gradient": Block(1, 32, 128, 4),
+    },
+    "charges on CUDA cores, 2 warps": {
+        **_CUDA_CORES, "charge_layer": Block(1, 16, 128, 2), "predict_gradient": Block(1, 16, 128, 2),
+    },
+    "charges on CUDA cores, gradient with 4 warps": {**_CUDA_CORES, "predict": Block(1, 128, 128, 4)},
+    "layer 64 x 32": {"layer": Block(64, 32, 64, 4, 3)},
+    "layer 16 x 64": {"layer": Block(16, 64, 64, 4, 3)},
+    "first gradient with 4 warps": {"first_gradient": (16, 64, 4)},
+    "gradients of messages 1 x 8 x 32, 8": {"filter_gradient": MessageTile(1, 8, 32, 8)},
+}  # fmt: skip
+MANY: dict[str, dict[str, Any]] = {
+    "as chosen": {},
+    "filters computed again": {"kept": 0, "chunk": 32768},
+    "layer 128 x 128 x 32, 3 stages": {"layer": Block(128, 128, 32, 8, 3)},
+    "layer 128 x 128 x 32, 4 stages": {"layer": Block(128, 128, 32, 8, 4)},
+    "layer 128 x 128 x 64, 2 stages": {"layer": Block(128, 128, 64, 8, 2)},
+    "layer 128 x 128 x 64, 3 stages": {"layer": Block(128, 128, 64, 8, 3)},
+    "first gradient 64 x 32": {"first_gradient": (64, 32, 8)},
+    "first gradient 64 x 64": {"first_gradient": (64, 64, 8)},
+    "layer 128 x 128 x 32, first gradient 64 x 32": {
+        "layer": Block(128, 128, 32, 8, 4), "first_gradient": (64, 32, 8),
+    },
+    "gradients of messages 1 x 4 x 32, 1": {"filter_gradient": MessageTile(1, 4, 32, 1)},
+    "gradients of messages 1 x 1 x 128, 1": {"filter_gradient": MessageTile(1, 1, 128, 1)},
+    "gradients of messages 1 x 1 x 64, 1": {"filter_gradient": MessageTile(1, 1, 64, 1)},
+    "gradients of messages 4 x 1 x 128, 4": {"filter_gradient": MessageTile(4, 1, 128, 4)},
+    "messages 1 x 1 x 128, 1": {"filter_message": MessageTile(1, 1, 128, 1)},
+    "messages 8 x 1 x 128, 8": {"filter_message": MessageTile(8, 1, 128, 8)},
+}  # fmt: skip
+"""Launch shapes that replace those chosen for L = 1, up to 512 atoms and of more."""
+BY_KERNEL = (
+    "as chosen", "charges on Tensor Cores", "charges on CUDA cores", "layer 128 x 128 x 32, first gradient 64 x 32",
+)  # fmt: skip
 EXACT_UP_TO = 2000
 Row = dict[str, Any]
 
@@ -152,7 +191,7 @@ def variant_rows(options: argparse.Namespace) -> Iterator[Row]:
             exact = None
         chosen: Any = model.net.shapes_for(system.num_atoms, system.z)
         known = {"atoms": system.num_atoms}
-        for name, changed in VARIANTS.items():
+        for name, changed in (FEW if system.num_atoms <= 512 else MANY).items():
             row: Row = {"error": "the time was over"}
             shapes = replace(chosen, **changed)
             if time.time() < end and "variants" in parts:

@@ -13,7 +13,7 @@ from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.engine.step import GraphedStep, StaticInputs
 from torchmdnet2.models.tensornet import gpu as launch_shapes
-from torchmdnet2.models.tensornet.gpu import MessageTile
+from torchmdnet2.models.tensornet.gpu import Block, MessageTile
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 launch_shapes._BY_SIZE = ()  # large blocks: fewer programs to interpret
@@ -79,15 +79,17 @@ def test_structures(name):
 def test_batch_in_chunks_with_predicted_charges():
     """Two charged structures, an atom alone and one without edges; charges act in a prior, which acts on all; several
     chunks, spatial order and parts of structures; filters kept for the backward pass or not; one or several atoms a
-    program; with several chunks the same bits twice."""
+    program, also of the networks of charges; with several chunks the same bits twice."""
     model = make(layers=2, priors=[FIELD, COVALENT])
     atoms = System.concatenate(
         [system(5, CELL, 1.0), system(1, [[30.0, 0, 0], [0, 30, 0], [0, 0, 30]], 0.0), system(4, CELL, -2.0, 1)]
     )
     fused = FusedModel(model, "native")
     one, several = MessageTile(1, 4, 32, 4), MessageTile(4, 2, 16, 4)
-    for kept, tile in ((0, one), (0, several), (1 << 17, several)):
+    tensor_cores = dict.fromkeys(("charge_layer", "predict", "predict_gradient"), Block(16, 16, 16, 4))
+    for kept, tile, others in ((0, one, {}), (0, several, tensor_cores), (1 << 17, several, {})):
         shapes = replace(fused.net.launch_shapes(10), chunk=128, kept=kept, filter_message=tile, filter_gradient=tile)
+        shapes = replace(shapes, **others)
         step = fused.step(10, 3, torch.float64, True, sort=kept == 0, parts=2, shapes=shapes)
         inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
         inputs.load(atoms)

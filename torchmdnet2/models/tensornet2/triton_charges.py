@@ -332,6 +332,9 @@ def predict_gradient_kernel(
     Write the two means for the gradient of the layer norm beside mean and 1/σ in moments [N, 4]: `add_gradient_kernel`
     needs them, since a program there has only some of the channels.
     """
+    n = tl.arange(0, F)
+    if BM == 1:
+        w2 = tl.load(w2t + n[None, :] * F + n[:, None])
     after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = rows < num_atoms
@@ -346,12 +349,13 @@ def predict_gradient_kernel(
     weight = tl.load(out + row * (2 * C) + C + k[None, :], m, other=0.0).to(tl.float64)
     gradient = tl.where((k < K)[None, :] & m, gradient, 0.0)
     dc, df = gradient.to(tl.float32), (2.0 * weight * missing * gradient).to(tl.float32)
-    n = tl.arange(0, F)
     a = times(dc, tl.load(w3t + k[:, None] * F + n[None, :]), PREC)
     a += times(df, tl.load(w3t + (C + k)[:, None] * F + n[None, :]), PREC)
     at = h2 + row * F + n[None, :]
     a *= silu_slope(tl.load(at, m, other=0.0))
-    if BK == F:
+    if BM == 1:
+        a = row_times(a, w2)
+    elif BK == F:
         a = times(a, tl.load(w2t + n[:, None] * F + n[None, :]), PREC)
     else:
         # each gradient overwrites its quantity
