@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from torchmdnet2.models.tensornet.gpu import Block, Tiles
+from torchmdnet2.models.tensornet2.gpu import FusedTensorNet2
 
 
 def test_no_split_from_16_rows_on():
@@ -26,3 +30,13 @@ def test_shapes_for_all_sizes_fit_the_kernels(num_atoms, channels):
         elif shape.rows == 8:  # in split fp16: a warp has 16 columns and at least 16 numbers of a sum
             assert shape.warps * 16 == shape.split * shape.cols and channels >= 16 * shape.split, name
     assert tiles.readout.rows == 1 or tiles.readout.rows >= 16
+
+
+@pytest.mark.parametrize(("memory", "layers", "kept"), [(24e9, 1, 1065340), (24e9, 2, 732421), (150e9, 1, 2796202)])
+def test_filters_of_tensornet2_fill_a_quarter_of_the_gpu(memory, layers, kept, monkeypatch):
+    """With one layer a slot takes 5,632 bytes; places of its 6 F numbers are 32-bit."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
+    weights = SimpleNamespace(channels=128, num_layers=layers)
+    net = SimpleNamespace(weights=weights, device=torch.device("cuda"))
+    assert FusedTensorNet2._most_kept.func(net) == kept
+    assert kept * 6 * 128 <= 2**31 and kept // 64 <= 65535
