@@ -98,6 +98,14 @@ MANY: dict[str, dict[str, Any]] = {
     "gradients of messages 4 x 1 x 128, 4": {"filter_gradient": MessageTile(4, 1, 128, 4)},
     "messages 1 x 1 x 128, 1": {"filter_message": MessageTile(1, 1, 128, 1)},
     "messages 8 x 1 x 128, 8": {"filter_message": MessageTile(8, 1, 128, 8)},
+    "charges 16 x 64 x 64, 8 warps": {"charge_layer": Block(16, 64, 64, 8)},
+    "charges, 3 stages": {
+        "charge_layer": Block(16, 64, 32, 4, 3), "predict": Block(16, 128, 32, 8, 3),
+        "predict_gradient": Block(16, 32, 32, 4, 3),
+    },
+    "gradients of charges, all of the sum": {
+        "predict": Block(16, 128, 128, 8), "predict_gradient": Block(16, 32, 64, 4),
+    },
 }  # fmt: skip
 """Launch shapes that replace those chosen for L = 1, up to 512 atoms and of more."""
 BY_KERNEL = (
