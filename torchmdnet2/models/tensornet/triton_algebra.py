@@ -3,6 +3,10 @@
 A field of 3×3 tensors is nine components (model.py): i, a01, a02, a12, s00, s01, s02, s11, s12. Each
 function takes and returns them as separate values, so that they stay in registers. The plain-PyTorch versions in
 model.py are the specification; `adjoint` functions are the transposes of the linear maps there.
+
+A gradient of a field is by its nine components, not by the entries of the full tensor. s22 = −s00 − s11 is not among
+them: what would go to s22 goes to s00 and s11 with the other sign. ⟨x, g⟩ of a field and such a gradient is the plain
+sum of products.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ def decompose(t00, t01, t02, t10, t11, t12, t20, t21, t22):
 @triton.jit
 def decompose_adjoint(i, a01, a02, a12, s00, s01, s02, s11, s12):
     """Gradient of the components → gradient of the full tensor."""
+    # i, s00 and s11 all contain the trace: each diagonal entry gets a third of what reaches it
     third = (i - s00 - s11) * (1.0 / 3.0)
     return (
         third + s00,
@@ -95,6 +100,7 @@ def anticommutator_adjoint(g0, g1, g2, g3, g4, g5, g6, g7, g8, b0, b1, b2, b3, b
 def squared_norm(i, a01, a02, a12, s00, s01, s02, s11, s12):
     """‖X‖² from components."""
     norm_a = a01 * a01 + a02 * a02 + a12 * a12
+    # s00² + s11² + s00 s11 = (s00² + s11² + s22²)/2
     norm_s = s00 * s00 + s11 * s11 + s00 * s11 + s01 * s01 + s02 * s02 + s12 * s12
     return 3.0 * i * i + 2.0 * (norm_a + norm_s)
 
@@ -119,7 +125,8 @@ def norm_gradient(i, a01, a02, a12, s00, s01, s02, s11, s12):
 def normalise_adjoint(inverse, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8):
     """Gradient of X from the gradient g of x = X/(‖X‖²+1), given x and inverse = 1/(‖X‖²+1).
 
-    X̄ = inverse·g − ⟨x, g⟩ ∂‖x‖²/∂x.
+    X̄ = inverse·g − ⟨x, g⟩ ∂‖x‖²/∂x: with s = inverse, ∂s/∂X = −s² ∂‖X‖²/∂X, and ∂‖X‖²/∂X is linear, so that both
+    factors s go into x, and X itself need not be kept.
     """
     dot = x0 * g0 + x1 * g1 + x2 * g2 + x3 * g3 + x4 * g4 + x5 * g5 + x6 * g6 + x7 * g7 + x8 * g8
     n0, n1, n2, n3, n4, n5, n6, n7, n8 = norm_gradient(x0, x1, x2, x3, x4, x5, x6, x7, x8)
@@ -161,7 +168,10 @@ def product_adjoint(
     q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8,
     g0, g1, g2, g3, g4, g5, g6, g7, g8, O3: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of Y and of M (18 values) from the gradient g of `product`."""
+    """Gradients of Y and of M (18 values) from the gradient g of `product`.
+
+    For full tensors, O(3): Ȳ = q (G Mᵀ + Mᵀ G), M̄ = q (G Yᵀ + Yᵀ G); SO(3): Ȳ = 2 G Mᵀ, M̄ = 2 Yᵀ G.
+    """
     a0, a1, a2, a3, a4, a5, a6, a7, a8 = compose(y0, y1, y2, y3, y4, y5, y6, y7, y8)
     b0, b1, b2, b3, b4, b5, b6, b7, b8 = compose(m0, m1, m2, m3, m4, m5, m6, m7, m8)
     h0, h1, h2, h3, h4, h5, h6, h7, h8 = decompose_adjoint(g0, g1, g2, g3, g4, g5, g6, g7, g8)
@@ -199,7 +209,7 @@ def square(q, d0, d1, d2, d3, d4, d5, d6, d7, d8):
 
 @triton.jit
 def add_square_adjoint(q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8):
-    """Gradient of D from the gradient g of D + q D D."""
+    """Gradient of D from the gradient g of D + q D D: for full tensors, G + q (G Dᵀ + Dᵀ G)."""
     a0, a1, a2, a3, a4, a5, a6, a7, a8 = compose(d0, d1, d2, d3, d4, d5, d6, d7, d8)
     h0, h1, h2, h3, h4, h5, h6, h7, h8 = decompose_adjoint(g0, g1, g2, g3, g4, g5, g6, g7, g8)
     u0, u1, u2, u3, u4, u5, u6, u7, u8 = anticommutator_adjoint(
