@@ -221,7 +221,8 @@ def gradient_product_kernel(
 ):  # fmt: skip
     """From dD: the gradient of P/(‖P‖²+1), then of P (recomputed from Y and M), then of M and Y through the product.
 
-    The gradient of Y is not complete: the messages add to it once all dM are written.
+    dd [N, 9, F] is the gradient of D = mix(P/(‖P‖²+1)), w the transposed maps. The gradient of Y is not complete: the
+    messages add to it once all dM are written.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -231,6 +232,7 @@ def gradient_product_kernel(
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
     if EARLY:
+        # both are of the forward pass; the kernel before writes dD
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9_early(y + at, m, F)
         m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9_early(message + at, m, F)
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dd, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
@@ -249,6 +251,7 @@ def gradient_product_kernel(
         q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8,
         g0, g1, g2, g3, g4, g5, g6, g7, g8, O3,
     )  # fmt: skip
+    # dy_out may be the field of M: only this program reads and writes this tile of it, and M was read above
     store9(dy_out + at, m, F, a0, a1, a2, a3, a4, a5, a6, a7, a8)
     store9(dm_out + at, m, F, b0, b1, b2, b3, b4, b5, b6, b7, b8)
 
@@ -263,7 +266,9 @@ def gradient_mix_kernel(
     """From dY and the gradient g of the residual stream: through x = X/(‖X‖²+1) to the block before.
 
     Before an interaction stands another one (FIRST false): writes g_out = dX and dd_out = gradient of its D.
-    Before the first stands the embedding: writes dd_out = gradient of mix(X⁰) and dgate_out, that of its gate.
+    Before the first stands the embedding, X = silu(h) ⊙ mix(X⁰) with the gate h: writes dd_out = silu(h) ⊙ dX, the
+    gradient of mix(X⁰), and dgate_out = silu'(h) ⊙ ⟨dX, mix(X⁰)⟩ by parts, that of h.
+    g_out may be g, dd_out may be g where FIRST, and dgate_out may be gate: a program writes the tile that it has read.
     linear [F], where LINEAR: the gradient of the linear read-out of that X, which its isotropic part gets in the first
     num_linear rows.
     """
@@ -278,6 +283,7 @@ def gradient_mix_kernel(
     before = mixed if FIRST else d_before
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
     if EARLY:
+        # all of these are older than the kernel before, which completes dY
         r0, r1, r2, r3, r4, r5, r6, r7, r8 = load9_early(g + at, m, F)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at, m, F)
         d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9_early(before + at, m, F)
@@ -288,16 +294,19 @@ def gradient_mix_kernel(
         r0, r1, r2, r3, r4, r5, r6, r7, r8 = load9(g + at, m, F)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at, m, F)
         f = tl.load(at_f, m, other=1.0)
+    # x went into Y = mix(x) and into the residual stream: the sum of both gradients goes through the normalisation
     g0, g1, g2, g3, g4 = g0 + r0, g1 + r1, g2 + r2, g3 + r3, g4 + r4
     g5, g6, g7, g8 = g5 + r5, g6 + r6, g7 + r7, g8 + r8
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = normalise_adjoint(
         f, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8
     )
+    # after the normalisation, since the read-out takes X; of rows further on, energies do not count (gpu.py)
     if LINEAR:
         g0 += tl.where((rows < num_linear)[:, None], tl.load(linear + cols)[None, :], 0.0)
     if not EARLY:
         d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9(before + at, m, F)
     if FIRST:
+        # all parts of the gate are read before dgate replaces them
         hi = tl.load(gate + h, m, other=0.0)
         ha = tl.load(gate + h + F, m, other=0.0)
         hs = tl.load(gate + h + 2 * F, m, other=0.0)
@@ -309,6 +318,7 @@ def gradient_mix_kernel(
         store9(dd_out + at, m, F, g0 * gi, g1 * ga, g2 * ga, g3 * ga, g4 * gs, g5 * gs, g6 * gs, g7 * gs, g8 * gs)
     else:
         store9(g_out + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
+        # X = x' + D + q D²: dX goes unchanged to x', and through the square to D of the layer before
         e0, e1, e2, e3, e4, e5, e6, e7, e8 = add_square_adjoint(
             q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
         )
@@ -323,7 +333,8 @@ def gradient_embedding_kernel(
 ):  # fmt: skip
     """dX⁰ = mixᵀ(dmixed) + d‖X⁰‖² · ∂‖X⁰‖²/∂X⁰, the gradient of the norm coming back through the gate's W1 and LN.
 
-    dhidden [N, 2F] is the gradient of the gate's hidden layer, W1ᵀ [2F, F]; see below for w1_gamma, w1_offset.
+    dhidden [N, 2F] is the gradient of the gate's hidden layer, W1ᵀ [2F, F]; see below for w1_gamma, w1_offset. dx_out
+    may be the field of mix(X⁰), which is no longer needed.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -361,12 +372,14 @@ def gradient_embedding_kernel(
     if LOG:
         t /= 1.0 + squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8)
     else:
+        # the programs of all columns of a row form these sums in the same order: the same bits, without another kernel
         k = tl.arange(0, 2 * F)
         a = tl.load(dhidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
         h = tl.load(hidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
         sum_g = (tl.sum(a * tl.load(w1_gamma + k)[None, :], 1) / F)[:, None]
         sum_gn = (tl.sum(a * (h - tl.load(w1_offset + k)[None, :]), 1) / F)[:, None]
         n = (tl.load(norm + rows[:, None].to(tl.int64) * F + cols[None, :], m, other=0.0) - mean) * rstd
+        # with n = (norm − mean)/σ: d norm = (t − Σt/F − n Σ(t n)/F)/σ
         t = (t - sum_g - n * sum_gn) * rstd
     n0, n1, n2, n3, n4, n5, n6, n7, n8 = norm_gradient(x0, x1, x2, x3, x4, x5, x6, x7, x8)
     store9(
@@ -461,6 +474,7 @@ def gate_backward_kernel(
         ih, il = split_weights(w2t, first, 0, F, 2 * F, BN, F // KS, KS)
         ah, al = split_weights(w2t + 4 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
         sh, sl = split_weights(w2t + 8 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
+        # hidden is of the forward pass; the kernel before writes dgate
         slope = silu_slope(tl.load(hidden + at, ok[:, None], other=0.0, cache_modifier=".cg"))
         after_previous(PDL)
         there = tl.minimum(rows, num_atoms - 1)
@@ -531,7 +545,11 @@ def readout_kernel(
     F: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """ε [N] = w3·silu(W2 active + b2) + b3 and its gradient in hidden [N, F]. W2 [F, H], W2ᵀ [H, F]; BM 1 or ≥ 16."""
+    """ε [N] = w3·silu(W2 active + b2) + b3 and its gradient in hidden [N, F]. W2 [F, H], W2ᵀ [H, F]; BM 1 or ≥ 16.
+
+    dhidden = silu'(hidden) ⊙ W2ᵀ (silu'(a) ⊙ w3), a = W2 active + b2. The backward pass begins here: dE/dε is 1 for
+    each atom, and a is in the registers. ε is a sum over H, so a program has all columns of its rows.
+    """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = rows < num_atoms
     k = tl.arange(0, H)
@@ -549,6 +567,7 @@ def readout_kernel(
     a += tl.load(b2 + k)[None, :]
     v = tl.load(w3 + k)[None, :]
     tl.store(energy + rows, tl.sum(silu(a) * v, 1) + tl.load(b3), ok)
+    # dε/da
     a = silu_slope(a) * v
     # columns at a time: 32 kB of W2ᵀ pass through shared memory, of which many GPUs have 99 kB
     BC: tl.constexpr = F if BM == 1 or F * H <= 8192 else 8192 // H
@@ -595,6 +614,9 @@ def readout_gradient_kernel(
 ):  # fmt: skip
     """Gradient g_out [N, 9, F] of the energy in X and dd_out, that in the last D. W1ᵀ [F, 3F].
 
+    With (a_I, a_A, a_S) = the gradient in ‖I‖², ‖A‖², ‖S‖² of X: g = ∂(a_I ‖I‖² + a_A ‖A‖² + a_S ‖S‖²)/∂X. g_out may be
+    x and dd_out may be d: a program writes the tiles that it has read.
+
     w1_gamma [F] = W1 γ and w1_offset [F] = b1 + W1 β give the means of the layer norm's gradient.
     linear [F], where LINEAR: the gradient of the linear read-out, which the isotropic part gets.
     """
@@ -637,10 +659,12 @@ def readout_gradient_kernel(
     ga *= tl.load(gamma + F + cols)[None, :]
     gs *= tl.load(gamma + 2 * F + cols)[None, :]
     if LOG:
+        # norms holds log(1 + ‖·‖²): the squared norms are formed again from X
         gi /= 1.0 + 3.0 * x0 * x0
         ga /= 1.0 + 2.0 * (x1 * x1 + x2 * x2 + x3 * x3)
         gs /= 1.0 + 2.0 * (x4 * x4 + x7 * x7 + x4 * x7 + x5 * x5 + x6 * x6 + x8 * x8)
     else:
+        # Σ g and Σ g n over all 3F norms, though a program has BN of each part: see above
         k = tl.arange(0, F)
         a = tl.load(dhidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0)
         h = (
@@ -682,6 +706,7 @@ def part_sums_kernel(ptr, values, sums, PART: tl.constexpr, BM: tl.constexpr, PD
     for first in range(start, end, BM):
         rows = first + tl.arange(0, BM)
         total += tl.load(values + rows, rows < end, other=0.0).to(tl.float64)
+    # where a structure has no such part, start is the row of another one
     tl.store(sums + start, tl.sum(total, 0), start < end)
     before_next(PDL)
 
@@ -691,6 +716,7 @@ def mean_of_structure(sums, ptr, b, ok, PART: tl.constexpr):
     """Σ/n of structures b [BM], from the sums of their parts, and n: float64."""
     first, end = tl.load(ptr + b), tl.load(ptr + b + 1)
     total = tl.load(sums + first, ok, other=0.0)
+    # every atom of a structure adds up its parts in the same order, and gets the same bits
     for p in range(PART, tl.max(tl.where(ok, end - first, 0), 0), PART):
         total += tl.load(sums + first + p, ok & (first + p < end), other=0.0)
     size = tl.where(ok, end - first, 1).to(tl.float64)
@@ -725,6 +751,7 @@ def add_gradient_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = rows < num_atoms
     b = tl.load(batch + rows, ok, other=0)
+    # c ↦ c − Σc/n is symmetric, so that its transpose takes the same sums, here of the slopes
     mean, _size = mean_of_structure(sums, ptr, b, ok, PART)
     s = ((tl.load(slope + rows, ok, other=0.0).to(tl.float64) - mean) * scale).to(tl.float32)
     at = rows[:, None].to(tl.int64) * F + tl.arange(0, F)[None, :]
