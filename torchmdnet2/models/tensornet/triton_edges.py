@@ -83,7 +83,10 @@ def value_and_slope(p, part: tl.constexpr, t, mask, F: tl.constexpr, P: tl.const
 @triton.jit
 def first_edge(row_ptr, num_atoms, BR: tl.constexpr, BE: tl.constexpr):
     """Lanes of a program: BR rows × BE edges at a time. Gives per lane [BR·BE, 1]: row, first edge, end of the row;
-    and how many times the longest row makes the program step."""
+    and how many times the longest row makes the program step.
+
+    Lanes beyond the last row repeat it: what they write to its edges is the same, and their sums are not stored.
+    """
     lane = tl.arange(0, BR * BE)
     row = tl.minimum(tl.program_id(0) * BR + lane // BE, num_atoms - 1)
     start = tl.load(row_ptr + row, cache_modifier=".cg")
@@ -279,11 +282,13 @@ def message_backward_kernel(
 
     The list has both directions of each pair, so that the gather over senders is also the transposed scatter. The slope
     written at an edge belongs to its reverse; the force kernel pairs both. So only dM_j is read for an edge, never Y_j,
-    which halves the gathered bytes.
+    which halves the gathered bytes. A slice of channels, of one layer, has a row of `slope` to itself: nothing is added
+    up between programs, and `edge_gradient` sums the rows in order.
     """
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     own = y + row.to(tl.int64) * (9 * F) + c
+    # Y is of the forward pass; dM is written by the kernel before, and read after the wait
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9_early(own, row < num_atoms, F)
     a0 = tl.zeros([BR * BE, BF], tl.float32)
     a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
@@ -336,10 +341,12 @@ def message_backward_kernel(
     ok = row < num_atoms
     at = row.to(tl.int64) * (9 * F) + c
     gi, ga, gs = tl.load(self_filter + c), tl.load(self_filter + F + c), tl.load(self_filter + 2 * F + c)
+    # the message of the atom to itself
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dm + at, ok, F)
     a0, a1, a2, a3, a4, a5, a6, a7, a8 = sum_lanes(a0, a1, a2, a3, a4, a5, a6, a7, a8, BR, BE, BF)
     a0, a1, a2, a3, a4 = a0 + gi * y0, a1 + ga * y1, a2 + ga * y2, a3 + ga * y3, a4 + gs * y4
     a5, a6, a7, a8 = a5 + gs * y5, a6 + gs * y6, a7 + gs * y7, a8 + gs * y8
+    # dY holds the part through the product (`gradient_product_kernel`); this tile is this program's alone
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dy + at, ok, F)
     store9(dy + at, ok, F, a0 + y0, a1 + y1, a2 + y2, a3 + y3, a4 + y4, a5 + y5, a6 + y6, a7 + y7, a8 + y8)
 
@@ -350,7 +357,13 @@ def embedding_backward_kernel(
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write, for each edge, dE/d|vec| [slices, E] and dE/du [slices, E, 3] from dX_i."""
+    """Write, for each edge, dE/d|vec| [slices, E] and dE/du [slices, E, 3] from dX_i.
+
+    With the parts g_I, g_A, g_S of dX_i, and V = uuᵀ − |u|²/3:
+    dE/d|vec| = Σ_c z_ij (f1' g_I + f2' ⟨skew(u), g_A⟩ + f3' ⟨V, g_S⟩),
+    dE/du = Σ_c z_ij (f2 ∂⟨skew(u), g_A⟩/∂u + f3 ∂⟨V, g_S⟩/∂u). Slices of channels have rows as in
+    `message_backward_kernel`. An edge gets its own part alone: X_j depends on the reverse edge.
+    """
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
@@ -372,6 +385,7 @@ def embedding_backward_kernel(
         radial += slope_g * (uz * g1 - uy * g2 + ux * g3)
         f2 = zz * f2
         f3, slope_g = value_and_slope(p, 2, t, mask, F)
+        # W u for the matrix W of g_S, whose entry 22 is none of the components: 0
         wx = ux * g4 + uy * g5 + uz * g6
         wy = ux * g5 + uy * g7 + uz * g8
         wz = ux * g6 + uy * g8
@@ -540,6 +554,7 @@ def element_edges_kernel(
     for _ in range(0, steps):
         mask = e < end
         element = tl.load(place + tl.load(z + j, mask, other=0))
+        # of this row, the block of the sender's element: the only one that the edge was summed into
         own = gradient + (row.to(tl.int64) * B + element) * (9 * R) + c
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, mask, R)
         ux, uy, uz, _d = direction(vec, e, mask)
@@ -576,7 +591,11 @@ def edge_gradient(
     e, mask, vec, slope, edge_slope, edge_turn, capacity,
     SLICES: tl.constexpr, MESSAGES: tl.constexpr,
 ):  # fmt: skip
-    """dE/dvec of directed edges e (a vector of indices): the embedding's part and the messages'."""
+    """dE/dvec of directed edges e (a vector of indices): the embedding's part and the messages'.
+
+    s u + (t − (t·u) u)/d with u = vec/d, s the sum of all slopes and t that of dE/du: du/dvec = (1 − uuᵀ)/d. The rows
+    of slices and layers are added in a fixed order.
+    """
     x = tl.load(vec + e * 3, mask, other=1.0)
     y = tl.load(vec + e * 3 + 1, mask, other=0.0)
     z = tl.load(vec + e * 3 + 2, mask, other=0.0)
@@ -612,6 +631,7 @@ def lower_bound(sender, low, high, value):
         right = go & (tl.load(sender + middle, go, other=0) < value)
         low = tl.where(right, middle + 1, low)
         high = tl.where(go & (right == 0), middle, high)
+        # no lane has more left than this, so that all of them are done
         longest = longest // 2
     return low
 
@@ -641,7 +661,12 @@ def force_kernel(
     row_ptr, sender, vec, slope, edge_slope, edge_turn, capacity, forces, virial,
     SLICES: tl.constexpr, MESSAGES: tl.constexpr, BE: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """F_i = Σ_e (G_e − G_reverse(e)), G = dE/dvec; virial of the row Σ_e vec ⊗ G (nine numbers)."""
+    """F_i = Σ_e (G_e − G_reverse(e)), G = dE/dvec; virial of the row Σ_e vec ⊗ G (nine numbers).
+
+    vec = r_j − r_i, so that −dE/dr_i is the sum of G over the row minus that over the edges which i sends. A message's
+    slope stands at the reverse of its edge. That changes neither the difference, since the reverse has the opposite u,
+    nor the virial of the structure: vec ⊗ u is the same for both.
+    """
     i = tl.program_id(0)
     start = tl.load(row_ptr + i)
     end = tl.load(row_ptr + i + 1)
@@ -651,6 +676,7 @@ def force_kernel(
     for first in range(start, end, BE):
         e = first + tl.arange(0, BE)
         mask = e < end
+        # the search reads the list alone, and can run while the kernel before writes its gradients
         reverse = reverse_of(row_ptr, sender, e, mask, i, start, end)
         after_previous(PDL)
         gx, gy, gz, x, y, z = edge_gradient(e, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES)
@@ -694,7 +720,9 @@ def domain_force_kernel(
 ):  # fmt: skip
     """Adds G = dE/dvec of each edge to the force of its receiver, and subtracts it from that of its sender.
 
-    A ghost has no edges, so that there is no reverse edge to read. forces: [rows of local atoms and ghosts, 3] int64,
+    A ghost has no edges, so that there is no reverse edge to read. The slope at an edge from a ghost is that of the
+    message to the ghost (0 in a block, where its dM is 0); the message from it has its slope in the process where the
+    ghost is a local atom. forces: [rows of local atoms and ghosts, 3] int64,
     in units of 1/FIXED_POINT, whose sums do not depend on the order; virial [N, 9] of the rows, as for `force_kernel`.
     A gradient that is not finite, or too large for such integers, is left out, and the virial of its row is NaN.
     """
@@ -729,6 +757,7 @@ def domain_force_kernel(
         v6 += z * gx
         v7 += z * gy
         v8 += z * gz
+    # other rows subtract from this atom at the same time
     tl.atomic_add(forces + i * 3, fixed(tl.sum(fx, 0)), sem="relaxed")
     tl.atomic_add(forces + i * 3 + 1, fixed(tl.sum(fy, 0)), sem="relaxed")
     tl.atomic_add(forces + i * 3 + 2, fixed(tl.sum(fz, 0)), sem="relaxed")
