@@ -116,6 +116,7 @@ def statistics(a, rows, ok, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, LOG:
         inside = ok[:, None] & (c < WIDTH)
         x = tl.load(a + rows[:, None].to(tl.int64) * WIDTH + c, inside, other=0.0, cache_modifier=".cg")
         mean = (tl.sum(x, 1) / WIDTH)[:, None]
+        # the numbers are in the registers: squares of differences, since the difference of two means would cancel
         x = tl.where(inside, x - mean, 0.0)
         rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
     return mean, rstd
