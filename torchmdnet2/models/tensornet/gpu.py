@@ -244,7 +244,9 @@ class Buffers:
     """Static tensors of one size. Fields are [N, 9, F] float32; in mixed precision y, m, d, dd, dm are float16.
 
     Some gradients take the place of what they are the gradient of, or of what is read for the last time by the program
-    that writes them: g that of the last x, dd of the last d, dgate of gate, dhidden of active, and dY of each m.
+    that writes them: g that of the last x, dd of the last d, dgate of gate, dhidden of active, and dY of each m. dX⁰
+    replaces mix(X⁰) in mixed. In the embedding by elements the sums S are in mixed before that, and the gradient of S
+    is in x0 after it. dm holds P/(‖P‖²+1) in the forward pass.
     """
 
     x0: Tensor
@@ -361,6 +363,7 @@ class FusedTensorNet(FeatureNetwork):
         def sent() -> Tensor:  # what senders are read from
             return new(max(rows, 1), 9, f, dtype=kept)
 
+        # rows of edge gradients: one for each slice of channels, since slices are in different programs
         slices = 1 if tiles.elements else f // tiles.embedding_backward.channels
         back = f // tiles.message_backward.channels
         x, d, gate, active = new(layers + 1, n, 9, f), [field() for _ in range(layers)], new(n, 3 * f), new(n, 2 * f)
@@ -400,6 +403,8 @@ class FusedTensorNet(FeatureNetwork):
         given = buffers, shapes, atoms, edges
         self._read_out_gradient(*given)
         for k in reversed(range(self.weights.num_layers)):
+            # dM of all atoms and ghosts comes before dY of any atom, which sums dM of its neighbors; `_mix_gradient`
+            # goes on to dX and dD of the layer before
             self._product_gradient(*given, k)
             self._clear_rim(buffers, atoms, k)
             atoms.send(buffers.dm)
@@ -423,7 +428,9 @@ class FusedTensorNet(FeatureNetwork):
         if atoms.shells is None:
             return
         inner, outer = self._receivers(atoms, k), self._senders(atoms, k)
+        # these rows get no messages in layer k, but their neighbors read dM of them
         b.dm[inner:].zero_()
+        # X of these rows is read by layer k and not changed: no dY through the product yet, and no dX
         for field in (b.m[k], b.g):
             field[inner:outer].zero_()
         if k + 1 == self.weights.num_layers:
@@ -511,6 +518,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _energies(self, b: Any, tiles: Any, num_atoms: int) -> None:
         """Compute energies, and their gradient in what the features are silu of."""
+        # both at once: the networks end here, and the gradient begins
         self.read_out(b, tiles, num_atoms, self._energy, b.energy, b.dreadout)
 
     def read_out(
@@ -551,6 +559,7 @@ class FusedTensorNet(FeatureNetwork):
         w, n, capacity = self.weights, self._senders(atoms, k), edges.sender.shape[0]
         slices = w.channels // tiles.message_backward.channels
         grid, walk = self._message(n, tiles, tiles.message_backward)
+        # m holds dY, to which this adds
         message.message_backward_kernel[grid](
             edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.m[k],
             b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
@@ -568,6 +577,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _of_embedding(self, b: Any) -> Tensor:
         """Return where the gradient of mix(X⁰) goes, which must be float32."""
+        # g is free: the kernel that writes this is the last one to read it, tile by tile
         return b.g if self.weights.mixed else b.dd
 
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
@@ -575,6 +585,7 @@ class FusedTensorNet(FeatureNetwork):
         f = w.channels
         grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward)
         w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
+        # of the gate first: dX⁰ is the sum of both ways back, by mix(X⁰) and by the norms that the gate reads
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
         grid, block = self._product(n, f, tiles, tiles.gradient_embedding)
         packed = self._packed(block)
@@ -624,6 +635,7 @@ class FusedTensorNet(FeatureNetwork):
         table, _, maps_t = w.embedding_by_elements
         place, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_edges, tiles.element_gradient
+        # G of all atoms takes B·R ≤ F columns (`shapes_for`), and X⁰ was read for the last time for dX⁰
         message.element_gradient_kernel[(-(-n // block.rows) * len(elements),)](
             b.mixed, maps_t, atoms.z, elements, w.z_receiver, w.z_sender, b.x0, n, F=w.channels, B=len(elements),
             BM=block.rows, BK=block.depth, PREC=self.precision, num_stages=block.stages,
@@ -800,6 +812,7 @@ class ChargedTensorNet(ChargeNetwork, FeatureNetwork):
         self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
     ) -> None:  # fmt: skip
         b, n = buffers, len(atoms.z)
+        # terms give dE/dq in eV/e, gradients here are in `unit`; dreadout already holds the gradient of the energy
         if charge_slope is not None:
             self._sum(b, shapes, atoms, charge_slope)
             charges.add_gradient_kernel[(-(-n // _ROWS),)](
