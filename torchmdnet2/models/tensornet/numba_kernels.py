@@ -2,7 +2,7 @@
 
 They are the functions of triton_algebra.py on scalars. A 3×3 tensor is passed as a tuple of its nine components
 (model.py); the compiler keeps them in registers and processes several channels at once. Constants are
-float32, since numba would compute in float64 otherwise.
+float32, since numba would compute in float64 otherwise. Gradients are by components, as explained there.
 """
 
 from __future__ import annotations
@@ -196,7 +196,10 @@ def product(q, y, m, o3):
 
 @inline
 def product_adjoint(q, y, m, g, o3):
-    """Gradients of Y and of M from the gradient g of `product`."""
+    """Gradients of Y and of M from the gradient g of `product`.
+
+    For full tensors, O(3): Ȳ = q (G Mᵀ + Mᵀ G), M̄ = q (G Yᵀ + Yᵀ G); SO(3): Ȳ = 2 G Mᵀ, M̄ = 2 Yᵀ G.
+    """
     a, b, h = compose(y), compose(m), decompose_adjoint(g)
     if o3:
         u, v, f = anticommutator(h, transpose(b)), anticommutator(h, transpose(a)), q
@@ -214,7 +217,7 @@ def square(q, d):
 
 @inline
 def add_square_adjoint(q, d, g):
-    """Gradient of D from the gradient g of D + q D D."""
+    """Gradient of D from the gradient g of D + q D D: for full tensors, G + q (G Dᵀ + Dᵀ G)."""
     u = anticommutator(decompose_adjoint(g), transpose(compose(d)))
     return add(g, scale(q, compose_adjoint(u)))
 
@@ -575,7 +578,8 @@ def gather_adjoint(start, end, sender, knot, offset, table, y, dm, dy, slope, F)
     """dy += Σ_j g(d_ij) dM_j, and slope[e] += Σ_c g'(d_ij) ⟨dM_j, Y_i⟩, y being the row Y_i.
 
     The list has both directions of each pair, so that the gather over senders is also the transposed scatter. The slope
-    written at an edge belongs to its reverse; only the sum of both counts.
+    written at an edge belongs to its reverse; only the sum of both counts. Slopes of all layers add up in one place,
+    which is in the row of one thread.
     """
     for e in range(start, end):
         slope[e] += gather_adjoint_edge(dy, y, dm[sender[e]], table[knot[e]], offset[e], F)
@@ -583,7 +587,10 @@ def gather_adjoint(start, end, sender, knot, offset, table, y, dm, dy, slope, F)
 
 @inline
 def embed_adjoint_edge(g, p, t, z_here, z_there, ux, uy, uz, F):
-    """Return dE/d|vec| and dE/du of the embedding; the part of dE/du along u has no meaning."""
+    """Return dE/d|vec| and dE/du of the embedding; the part of dE/du along u has no meaning.
+
+    The formulas are those of `embedding_backward_kernel` in triton_edges.py; −|u|²/3 changes along u alone.
+    """
     third = (ux * ux + uy * uy + uz * uz) * THIRD
     xx, xy, xz, yy, yz = ux * ux - third, ux * uy, ux * uz, uy * uy - third, uy * uz
     radial, turn_x, turn_y, turn_z = ZERO, ZERO, ZERO, ZERO
@@ -633,7 +640,7 @@ def lower_bound(values, low, high, value):
 
 @call
 def row_force(i, row_ptr, sender, vec, gradient, force, virial):
-    """force = Σ_e (G_e − G_reverse(e)) and virial = Σ_e vec ⊗ G_e [9] of atom i.
+    """force = Σ_e (G_e − G_reverse(e)) and virial = Σ_e vec ⊗ G_e [9] of atom i, with vec = r_j − r_i, G = dE/dvec.
 
     Rows are sorted by sender and shift. The edges between i and j are listed in row i by rising shift, in row j by
     the same shifts negated: the reverse of the r-th of m is the (m − 1 − r)-th.
@@ -729,7 +736,10 @@ def layer_norm(x, gamma, beta, eps, out, width):
 
 @call
 def layer_norm_adjoint(x, gamma, eps, g, width):
-    """Gradient g of a row's layer norm → that of the row x, in place."""
+    """Gradient g of a row's layer norm → that of the row x, in place.
+
+    With n = (x − mean)/σ and a = γ g: (a − mean of a − n · mean of a n)/σ.
+    """
     mean, rstd = statistics(x, width, eps)
     sum_g, sum_gn = ZERO, ZERO
     for c in range(width):
@@ -784,7 +794,8 @@ def ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, invers
 def descend(first, g, d, w, y, m, charge_factor, dm, dy, F, o3):
     """From the gradient g of X + D + q D² (ROWS atoms from row `first` on): those of M and, by the product, of Y.
 
-    D = mix(P/(‖P‖²+1)) with w the transposed maps; P is recomputed from Y and M.
+    D = mix(P/(‖P‖²+1)) with w the transposed maps; P is recomputed from Y and M. dY is not complete: the messages add
+    to it, from dM of the neighbors.
     """
     dd, dp = np.empty((ROWS, 9 * F), np.float32), np.empty((ROWS, 9 * F), np.float32)
     for r in range(ROWS):
