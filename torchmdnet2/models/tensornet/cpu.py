@@ -245,10 +245,12 @@ class CpuTensorNet(CpuNetwork):
 
     def _backward(self, edges: Rows, r: Fields, atoms: Atoms, charge_slope: Array | None) -> None:
         """Fill `gradient` of the arrays."""
+        # down to dM of the last layer; each kernel then completes a layer and goes down to dM of the one before
         self._read_out_backward(r, atoms, charge_slope, True)
         r.slope[: int(edges.row_ptr[-1])] = 0
         for i in reversed(range(self.num_layers)):
             self._send(atoms, r.dm[i])
+            # at the first layer the arguments of the one before are not read
             before = max(i - 1, 0)
             self.kernels.message_backward(
                 chunks(r), *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_in[i][1],
@@ -295,8 +297,10 @@ class CpuTensorNet(CpuNetwork):
 
     def _read_out_backward(self, r: Fields, atoms: Atoms, charge_slope: Array | None, descends: bool) -> None:
         n = len(atoms.batch)
+        # padded rows too: they have no edges, so that nothing of them reaches a force
         r.out_slope[:, 0], r.out_slope[:, 1:] = 1, 0
         if charge_slope is not None and self.has_charges:
+            # q = c + (Q − Σc)/n: dE/dc = dE/dq minus its mean over the structure
             r.out_slope[:n, 1] = charge_slope - _mean(charge_slope, atoms)[atoms.batch]
         w2, b2, w3, _b3 = self.heads
         self.kernels.readout_backward(
@@ -480,6 +484,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
             for r in range(ROWS):
                 silu(hidden[first + r], active[r], F)
             for k in range(slope.shape[1]):
+                # the hidden layers of the heads are computed again; the gradients of the heads add up in the features
                 dense(active, 0, w2[k], b2[k], half, 0, F, H)
                 for r in range(ROWS):
                     out, w, f = dhalf[r], w3[k], slope[first + r, k]
@@ -504,6 +509,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     layer_norm_adjoint(norms, gamma, eps, f, 3 * F)
                 for c in range(F):
                     store9(out, c, F, norm_gradient(load9(row, c, F), f[c], f[c + F], f[c + 2 * F]))
+                # g is of X itself, which the linear read-out takes too
                 for c in range(F):
                     out[c] += linear[c]
             if descends:
@@ -517,7 +523,8 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
     ):  # fmt: skip
         """Write dY from dM of the neighbors, then g, the gradient of X before this layer.
 
-        Then dM and the product's part of dY of the layer before follow, which need g of this atom alone.
+        Then dM and the product's part of dY of the layer before follow, which need g of this atom alone. They go to
+        dm_before, since other threads still read dm; dy needs no second array, because rows of it are read here only.
         """
         for chunk in range(begin, stop):
             first = chunk * ROWS
@@ -526,6 +533,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                 i = first + r
                 dm_row, dy_row = dm[i], dy[i]
                 for c in range(F):
+                    # dy holds the part through the product; the message of the atom to itself comes first
                     own = scale_parts(self_filter[c], self_filter[c + F], self_filter[c + 2 * F], load9(dm_row, c, F))
                     store9(dy_row, c, F, add(own, load9(dy_row, c, F)))
                 if i < n:
@@ -535,9 +543,11 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                 i = first + r
                 g_row, x_row, f_row, dx_row = g[i], x[i], inverse[i], dx[r]
                 for c in range(F):
+                    # x = X/(‖X‖²+1) went into Y = mix(x) and into the residual stream
                     g9 = add(load9(dx_row, c, F), load9(g_row, c, F))
                     store9(g_row, c, F, normalise_adjoint(f_row[c], load9(x_row, c, F), g9))
                 for c in range(F):
+                    # the linear read-out takes X, and so comes after the normalisation
                     g_row[c] += linear[c]
             if not is_first:
                 descend(first, g, d_before, w_out_t, y_before, m_before, charge_factor, dm_before, dy, F, o3)
@@ -548,7 +558,11 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
         n, row_ptr, sender, z, knot, offset, unit, length, table, z_receiver, z_sender, gamma, eps, w1t, w2t, w_mix_t,
         x0, hidden, gate, mixed, g, slope, gradient,
     ):  # fmt: skip
-        """From g, the gradient of gate ⊙ mix(X⁰), write dE/dvec of each edge, with the slopes of the messages."""
+        """From g, the gradient of X = silu(h) ⊙ mix(X⁰), write dE/dvec of each edge, with the slopes of the messages.
+
+        h is the gate before its activation. dX⁰ = mixᵀ(silu(h) ⊙ g) + d‖X⁰‖² · ∂‖X⁰‖²/∂X⁰, the second through the
+        network of the gate, from silu'(h) ⊙ ⟨g, mix(X⁰)⟩ by parts.
+        """
         for chunk in range(begin, stop):
             first = chunk * ROWS
             dgate, dhidden = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, 2 * F), np.float32)
@@ -563,6 +577,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     out[c + F] = g9[1] * x9[1] + g9[2] * x9[2] + g9[3] * x9[3]
                     out[c + 2 * F] = g9[4] * x9[4] + g9[5] * x9[5] + g9[6] * x9[6] + g9[7] * x9[7] + g9[8] * x9[8]
                 for c in range(F):
+                    # g is replaced only now that dgate has been made of it
                     gates = h[c] * s[c], h[c + F] * s[c + F], h[c + 2 * F] * s[c + 2 * F]
                     store9(g_row, c, F, scale_parts(gates[0], gates[1], gates[2], load9(g_row, c, F)))
                 for c in range(3 * F):
@@ -585,6 +600,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     x9 = norm_gradient(load9(row, c, F), f[c], f[c], f[c])
                     store9(dx_row, c, F, add(load9(dx_row, c, F), x9))
                 if i < n:
+                    # an edge's vector is in X⁰ of its receiver alone, so that dX⁰ of other atoms is not needed
                     edge_gradients(
                         row_ptr[i], row_ptr[i + 1], sender, z, knot, offset, unit, length, table, z_receiver[z[i]],
                         z_sender, dx_row, slope, gradient, F,
@@ -596,6 +612,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
 @kernel
 def forces(begin, stop, row_ptr, sender, vec, gradient, force, virial):
     """Forces [N, 3] and row virials [N, 9] from dE/dvec of the directed edges [E, 3]."""
+    # a separate kernel: it reads gradients of reverse edges, which are in the rows of other threads
     for i in range(begin, stop):
         row_force(i, row_ptr, sender, vec, gradient, force[i], virial[i])
 
@@ -603,6 +620,7 @@ def forces(begin, stop, row_ptr, sender, vec, gradient, force, virial):
 @compiled(error_model="numpy")
 def forces_with_ghosts(row_ptr, sender, vectors, gradient, force, virial):
     """Add forces [M, 3] and row virials [n, 9] of dE/dvec [E, 3]. Ghosts come after the local atoms, without rows."""
+    # on one thread: a row also adds to its senders
     for i in range(len(row_ptr) - 1):
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = sender[e]
