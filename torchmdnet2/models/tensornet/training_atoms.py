@@ -1,6 +1,10 @@
 """Operations of single atoms for training, channel by channel: inner products, scaling and products of tensors, which
 are multilinear, and their normalisation and squares, which are not.
 
+Training on forces, which are gradients, needs second derivatives and no third: gradients of what is not multilinear are
+`once_differentiable`. A lane of the kernels has one feature of one atom, all nine components of it, and nothing is
+summed between lanes but in `_enveloped_gradient` and its derivative.
+
 Shapes: M atoms, F features. A field of 3×3 tensors is its nine components (model.py), here the slowest
 axis: [9, M, F]; quantities of the three parts I, A, S are [3, M, F].
 """
@@ -87,6 +91,7 @@ class _Norms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        # ∂/∂x of Σ s ⟨x, x⟩ is twice the derivative by one slot
         return None, ctx.form.derivative(0, None, *ctx.saved_tensors, 2 * gradients[0])
 
 
@@ -209,6 +214,7 @@ def store9(out, at, num, mask, x0, x1, x2, x3, x4, x5, x6, x7, x8):
 
 @triton.jit
 def places(num, BLOCK: tl.constexpr):
+    # 64 bits: 9 M F numbers can be more than 2³¹
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return at, at < num
 
@@ -236,6 +242,7 @@ def _metric(out, y, s, num, BLOCK: tl.constexpr):
     a = 2 * tl.load(s + num + at, mask=mask)
     t = tl.load(s + 2 * num + at, mask=mask)
     b = 2 * t
+    # s22 = −s00 − s11 couples the two components on the diagonal: 2 y4 + y7 and 2 y7 + y4
     store9(out, at, num, mask, i * y0, a * y1, a * y2, a * y3, b * y4 + t * y7, b * y5, b * y6, b * y7 + t * y4, b * y8)
 
 
@@ -265,7 +272,11 @@ def _dot_parts(out, x, g, num, BLOCK: tl.constexpr):
 
 @triton.jit
 def _product(out, a, b, q, num, SLOT: tl.constexpr, O3: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
-    """Partial derivatives of Σ q ⟨Y M + M Y, g⟩ (O3) or Σ 2 ⟨Y M, g⟩ from the two other slots."""
+    """Partial derivatives of Σ q ⟨Y M + M Y, g⟩ (O3) or Σ 2 ⟨Y M, g⟩ from the two other slots.
+
+    The slots are components. Factors become full tensors by `compose`, the cotangent by the adjoint of `decompose`. A
+    result becomes components by `decompose`, a gradient by the adjoint of `compose`.
+    """
     num = num.to(tl.int64)
     at, mask = places(num, BLOCK)
     a0, a1, a2, a3, a4, a5, a6, a7, a8 = load9(a, at, num, mask)
@@ -372,6 +383,7 @@ class _EnvelopedGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        # u and v are the cotangents of dx and de
         x, e, g = ctx.saved_tensors
         dx, de, dg = torch.empty_like(x), torch.empty_like(e), torch.empty_like(x)
         _rows(_enveloped_second, x, ctx.activate, dx, de, dg, x, e, g, u.contiguous(), v.contiguous())
@@ -401,6 +413,7 @@ def _silu_second(dx, dg, x, g, u, num, BLOCK: tl.constexpr):
     cotangent = tl.load(u + at, mask=mask)
     s = _sigmoid(v)
     tl.store(dg + at, cotangent * s * (1 + v * (1 - s)), mask=mask)
+    # f'' with s' = s (1 − s)
     second = s * (1 - s) * (2 + v * (1 - 2 * s))
     tl.store(dx + at, cotangent * tl.load(g + at, mask=mask) * second, mask=mask)
 
@@ -423,6 +436,7 @@ def _enveloped(out, x, e, C: tl.constexpr, BC: tl.constexpr, ACTIVATE: tl.conste
 
 @triton.jit
 def _enveloped_gradient(dx, de, x, e, g, C: tl.constexpr, BC: tl.constexpr, ACTIVATE: tl.constexpr):
+    """dx = g e f'(x), de = Σ g f(x): a program has all columns of a row, so that the sum needs no atomics."""
     p, at, mask = _row(C, BC)
     v = tl.load(x + at, mask=mask, other=0.0)
     cotangent = tl.load(g + at, mask=mask, other=0.0)
@@ -437,7 +451,7 @@ def _enveloped_gradient(dx, de, x, e, g, C: tl.constexpr, BC: tl.constexpr, ACTI
 
 @triton.jit
 def _enveloped_second(dx, de, dg, x, e, g, u, w, C: tl.constexpr, BC: tl.constexpr, ACTIVATE: tl.constexpr):
-    """Gradients of Σ u g e f'(x) + w Σ g f(x)."""
+    """Gradients of Σ u g e f'(x) + w Σ g f(x): dx = g (u e f'' + w f'), de = Σ u g f', dg = u e f' + w f."""
     p, at, mask = _row(C, BC)
     v = tl.load(x + at, mask=mask, other=0.0)
     factor, weight = tl.load(e + p), tl.load(w + p)
@@ -494,6 +508,7 @@ class _AddSquare(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         (g,) = gradients
+        # x is added: its gradient is g itself
         return g, _AddSquareGradient.apply(*ctx.saved_tensors, g.contiguous()), None
 
 
@@ -622,6 +637,7 @@ def _add_square(out, x, d, q, num, F: tl.constexpr, BLOCK: tl.constexpr):
         d0, d1, d2, d3, d4, d5, d6, d7, d8, d0, d1, d2, d3, d4, d5, d6, d7, d8
     )
     x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x, at, num, mask)
+    # q D² = q/2 (D D + D D)
     half = 0.5 * tl.load(q + at // F, mask=mask)
     _add9(
         out, at, num, mask, half, x0 + d0, x1 + d1, x2 + d2, x3 + d3, x4 + d4, x5 + d5, x6 + d6, x7 + d7, x8 + d8,
@@ -635,6 +651,7 @@ def _add_square_gradient(out, d, q, g, num, F: tl.constexpr, BLOCK: tl.constexpr
     at, mask = places(num, BLOCK)
     d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9(d, at, num, mask)
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(g, at, num, mask)
+    # D² is half of D D + D D, and both factors vary: the adjoint by one of them, without the half
     r0, r1, r2, r3, r4, r5, r6, r7, r8 = _symmetric_adjoint(
         d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
     )
@@ -652,6 +669,7 @@ def _add_square_second(dd, dg, d, q, g, u, num, F: tl.constexpr, BLOCK: tl.const
     d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9(d, at, num, mask)
     u0, u1, u2, u3, u4, u5, u6, u7, u8 = load9(u, at, num, mask)
     factor = tl.load(q + at // F, mask=mask)
+    # ⟨u, Dᵀ G + G Dᵀ⟩ = ⟨D U + U D, g⟩, which is linear in D, in U and in g
     r0, r1, r2, r3, r4, r5, r6, r7, r8 = _symmetric(
         d0, d1, d2, d3, d4, d5, d6, d7, d8, u0, u1, u2, u3, u4, u5, u6, u7, u8
     )
