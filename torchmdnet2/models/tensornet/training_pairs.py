@@ -65,6 +65,7 @@ class Message(MultilinearOp):
             out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
             BF=triton.next_power_of_2(features), **FUSED_ARITHMETIC,
         )  # fmt: skip
+        # the last row is the filter of every atom with itself
         own = torch.linalg.vecdot(y, g, dim=1)  # [9, F]
         out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
         return out
@@ -211,6 +212,7 @@ def store_part_dots(
     part_s += _dot(y, g, a + 7 * plane, b + 7 * plane, mask, BOTH)
     part_s += _dot(y, g, a + 8 * plane, b + 8 * plane, mask, BOTH)
     to = out + (row * (3 * F))[:, None] + c[None, :]
+    # rows of padding get 0: products with weights read them too
     mask = there[:, None] & inside
     tl.store(to, part_i, mask=mask)
     tl.store(to + F, part_a, mask=mask)
@@ -219,7 +221,7 @@ def store_part_dots(
 
 @triton.jit
 def _pair_dot(out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
-    """Gradient of the filters of pairs."""
+    """Gradient of the filters of pairs: ⟨g_i, y_j⟩ + ⟨g_j, y_i⟩ by parts. A program has whole rows of BP pairs."""
     p, i, j, real = pair_atoms(first, second, count, num_pairs, BP)
     store_part_dots(out, y, g, p, j, i, num, real, p < num_pairs, True, F, BF)
 
@@ -373,7 +375,12 @@ def _geometry_dot(g, at, c, p, plane, sign, here, mask):
 def _embed_atoms(
     out, f, c, g, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr
 ):
-    """Gradients of a and b of an atom: from its own row, and from its neighbors' rows."""
+    """Gradients of a and b of an atom: from its own row, and from its neighbors' rows.
+
+    a_i = Σ_j f_ij ⟨c_ij, g_i⟩, b_i = Σ_j f_ij ⟨c_ji, g_j⟩, each by parts, and f_self c_self g_i (part I) for both. b is
+    of senders: with both directions in the list, the neighbors of a row are also those that i sends to, and nothing is
+    scattered.
+    """
     i = tl.program_id(0).to(tl.int64)
     k = tl.program_id(1) * BF + tl.arange(0, BF)
     inside = k < F
@@ -395,6 +402,7 @@ def _embed_atoms(
         g0, g1, g2 = _geometry_dot(g, mine, c, p, plane, sign, here, mask)
         a += tl.sum(f0 * g0 + f1 * g1 + f2 * g2, 0)
         theirs = (j * F)[:, None] + k[None, :]
+        # as the neighbor sees the pair
         g0, g1, g2 = _geometry_dot(g, theirs, c, p, plane, -sign, here, mask)
         b += tl.sum(f0 * g0 + f1 * g1 + f2 * g2, 0)
     tl.store(out + i * (2 * F) + k, a, mask=inside)
@@ -413,7 +421,7 @@ def _embed_filters(
     out, c, z, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr
 
 ):  # fmt: skip
-    """Gradient of the filters of pairs."""
+    """Gradient of the filters of pairs: (a_i + b_j) ⟨c_ij, g_i⟩ + (a_j + b_i) ⟨c_ji, g_j⟩ by parts."""
     p, i, j, real = pair_atoms(first, second, count, num_pairs, BP)
     k = tl.arange(0, BF)
     mask = real[:, None] & (k < F)[None, :]
@@ -440,7 +448,10 @@ def _embed_geometry(
     out, f, z, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr
 
 ):  # fmt: skip
-    """Gradient of the geometry of pairs."""
+    """Gradient of the geometry of pairs: Σ_F f ((a_i + b_j) g_i ± (a_j + b_i) g_j), − for the part A.
+
+    A program has all F columns of its pairs, so that the sums need no atomics.
+    """
     p, i, j, real = pair_atoms(first, second, count, num_pairs, BP)
     k = tl.arange(0, BF)
     mask = real[:, None] & (k < F)[None, :]
@@ -537,6 +548,7 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pairs: PairGeometry, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.pairs = pairs
+        # views: autograd writes its history to what is returned, and the batch keeps the tensors
         return (
             pairs.rbf.view_as(pairs.rbf),
             pairs.envelope.view_as(pairs.envelope),
@@ -631,7 +643,9 @@ def _values(
         for b in tl.static_range(R):
             own = k == b
             inverse = tl.where(own, 0.0, 1 / tl.where(own, 1, k - b).to(d.dtype))[None, :]
+            # the polynomial k has no factor b = k: its slope gets nothing from there
             factor = tl.where(own[None, :], 1.0, (s[:, None] - b) * inverse)
+            # product rule; `weight` must still be without this factor
             steep = steep * factor + weight * inverse
             weight = weight * factor
         tl.store(rbf + to, value[:, None] * weight, mask=both)
@@ -673,6 +687,11 @@ def _pull(
     out, rbf, envelope, geometry, r, rbf_slope, envelope_slope, num, SKEW: tl.constexpr, R: tl.constexpr,
     BR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """out [P, 3] = s u − (w − (w·v) v)/d with v = −u: dv/dr = −(1 − uuᵀ)/d.
+
+    s is the sum of cotangents times slopes of the radial functions and the cutoff function, w = ∂⟨geometry,
+    cotangent⟩/∂v without the trace, which changes along v alone. The row after the last pair depends on no r.
+    """
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = p < num
     _, inverse, ux, uy, uz = _direction(r, p, num)
@@ -702,7 +721,10 @@ def _push(
     rbf, envelope, geometry, u, r, rbf_slope, envelope_slope, num, SKEW: tl.constexpr, R: tl.constexpr,
     BR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The transpose of `_pull`: changes of the values with a change u of r."""
+    """The transpose of `_pull`: changes of the values with a change u of r; 0 in the row after the last pair.
+
+    Distances change by u along the pair, directions by u across it. The trace of vvᵀ, |v|², stays 1.
+    """
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = p <= num
     real = p < num
