@@ -103,6 +103,7 @@ class Interpolation(MultilinearOp):
             assert table is not None
             return self.row_dots(table, g)
         assert weights is not None
+        # the transpose of `interpolate`: knots gather from the sorted rows, where rows would scatter to knots
         return self.sums(weights, g)
 
     def interpolate(self, table: Tensor, weights: Tensor) -> Tensor:
@@ -159,7 +160,10 @@ def _interpolate(
 
 @triton.jit
 def _row_dots(out, table, g, first, rows, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, N: tl.constexpr):
-    """⟨t_(first + a), g⟩ of each row, [P + 1, N]: one program has all columns of its rows."""
+    """⟨t_(first + a), g⟩ of each row, [P + 1, N]: one program has all columns of its rows.
+
+    The N sums of a row are eight lanes, since tiles are powers of two.
+    """
     p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
     k = tl.load(first + p, mask=p < rows, other=0)
     n = tl.arange(0, 8)
@@ -179,7 +183,11 @@ def _sums(
     parts, weights, g, order, start, bins, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, N: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Σ w_pa g_p of the rows with one first knot, for each a: a part of them in each program."""
+    """Σ w_pa g_p of the rows with one first knot, for each a: a part of them in each program.
+
+    parts [PARTS, bins, N, C] has a place for each program; which rows it adds, and in which order, depends on the
+    sorted list alone.
+    """
     k, part = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     n = tl.arange(0, 8)
@@ -202,6 +210,7 @@ def _fold(out, parts, bins, C: tl.constexpr, BC: tl.constexpr, N: tl.constexpr, 
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros((BC,), out.dtype.element_ty)
     for a in tl.static_range(N):
+        # knot k is the a-th of the rows whose first knot is k − a
         row = k - a
         mask = c < tl.where((row >= 0) & (row < bins), C, 0)
         for part in tl.static_range(PARTS):
