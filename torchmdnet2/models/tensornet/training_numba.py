@@ -63,7 +63,7 @@ def put(x, i, c, v):
 
 @inline
 def product_gradient(q, a, g):
-    """Gradient of Y (or M) from the gradient g of q (Y M + M Y) and the other factor a."""
+    """Gradient of Y (or M) from the gradient g of q (Y M + M Y) and the other factor a: q (G Aᵀ + Aᵀ G)."""
     return scale(q, compose_adjoint(anticommutator(decompose_adjoint(g), transpose(compose(a)))))
 
 
@@ -207,6 +207,7 @@ def message(out, f, y, row_ptr, sender, pair):
 @kernel
 def pair_dot(out, y, g, first, second, count):
     """Gradient of the filters of pairs: ⟨y_j, g_i⟩ + ⟨y_i, g_j⟩ of each part."""
+    # rows of padding stay as the caller has made them: 0
     for p in range(count[0]):
         i, j = first[p], second[p]
         for c in range(y.shape[2]):
@@ -257,7 +258,7 @@ def filtered(f, n, k, shape, g):
 
 @kernel
 def embed_atoms(out, f, c, g, row_ptr, sender, pair):
-    """Gradient of z = (a, b)."""
+    """Gradient of z = (a, b): a_i from g of the atom, b_i from g of its neighbors, as these see the pairs."""
     features, last = f.shape[2], f.shape[0] - 1
     for i in range(g.shape[1]):
         for k in range(features):
@@ -299,12 +300,14 @@ def embed_geometry(out, f, z, g, first, second, count):
     features = g.shape[2]
     for p in range(count[0]):
         i, j = first[p], second[p]
+        # of the type of the fields, float32 or float64
         zero = ZERO * f[p, 0, 0]
         total = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
         for k in range(features):
             a, b = z[i, k] + z[j, features + k], z[j, k] + z[i, features + k]
             f1, f2, f3 = f[p, 0, k], f[p, 1, k], f[p, 2, k]
             total = add(total, scale_parts(a * f1, a * f2, a * f3, get(g, i, k)))
+            # the second atom sees the part A turned
             total = add(total, scale_parts(b * f1, -b * f2, b * f3, get(g, j, k)))
         for m in range(9):
             out[p, m] = total[m]
@@ -328,6 +331,7 @@ def silu_second(dx, dg, x, s, g, u):
         for k in range(x.shape[1]):
             v, t = x[p, k], s[p, k]
             dg[p, k] = u[p, k] * t * (ONE + v * (ONE - t))
+            # f'' with s' = s (1 − s)
             dx[p, k] = u[p, k] * g[p, k] * t * (ONE - t) * (TWO + v * (ONE - TWO * t))
 
 
@@ -449,6 +453,7 @@ class _Square(UnaryOp):
 
 class _Silu(UnaryOp):
     def value(self, x: Tensor) -> Tensor:
+        # kept for both derivatives, which then need no exponential; an object has one call
         self.logistic = torch.sigmoid(x)
         return x * self.logistic
 
