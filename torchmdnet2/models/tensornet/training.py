@@ -141,6 +141,7 @@ class PairTensorNet(PairNetwork):
             first = stencil.first(distances.detach())
             weights = lagrange(distances / stencil.spacing - first) * self.model.envelope(distances)[:, None]
         between = Interpolation(first, stencil.num_knots, self.batch.pairs.count, self.triton)
+        # the table depends on weights alone, so that forces need no derivative by it
         self.with_weights[between] = frozenset({0})
         return Radial(self.model.distance_expansion(stencil.knots(r.device)), weights, between), geometry
 
@@ -186,6 +187,7 @@ class PairTensorNet(PairNetwork):
         y = self.mix(x, _matrices(linears, 0))
         p = self.product(y, self.message(f, y))
         d = self.mix(self._normalise(p), _matrices(linears, 3))
+        # x is the normalised one, of which Y was made: its gradient has two parts
         return self.ops.add_square(x, d, self.q) if self.use_kernels else x + d + self.square(d, d)
 
     def _normalise(self, x: Tensor) -> Tensor:
