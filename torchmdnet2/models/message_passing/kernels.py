@@ -166,6 +166,14 @@ def message_backward_kernel(
     For each edge, "to" is the message to the atom of the row, "from" the message that it sends. Both are read in one
     pass, since the forces and the gradients of the row's atom need both. `pull` [slices, N, 3] gets the sum of −dE/dr_i
     over the pairs of the row, `virial` [slices, N, 9] half of Σ vec ⊗ dE/dvec over both directions.
+
+    For x_i = Σ_j a_ij f1 v_j, a_ij = silu(s_ij), s_ij = Σ_head q_i k_j f0:
+
+        ds_ij = silu'(s_ij) Σ_head dx_i f1 v_j,
+        dq_i = Σ_j ds_ij k_j f0,    dk_i = Σ_j ds_ji q_j f0,    dv_i = Σ_j a_ji f1 dx_j,
+
+    and dE/dd of the pair, `along`, is a_ij dx_i v_j f1' + ds_ij q_i k_j f0' plus the same with i and j exchanged. Each
+    of the two rows of a pair computes all of this, and no row waits for another.
     """
     row = tl.program_id(0)
     V: tl.constexpr = 2 * F if ATTENTION else 0
@@ -193,6 +201,7 @@ def message_backward_kernel(
         w0_i, w1_i, w2_i = tl.load(mine), tl.load(mine + F), tl.load(mine + 2 * F)
     first = start
     if OWN:
+        # the message to itself is both to and from the atom: q gets the first part, k and v the second; u = 0, no force
         first = start - 1
     for block in range(first, end, BE):
         e = block + tl.arange(0, BE)
@@ -202,6 +211,7 @@ def message_backward_kernel(
         u0 = tl.load(unit + e * 3, listed, other=0.0)
         u1 = tl.load(unit + e * 3 + 1, listed, other=0.0)
         u2 = tl.load(unit + e * 3 + 2, listed, other=0.0)
+        # lanes beyond the row name the atom itself; their filters are 0, so that they add nothing
         dx_j, v0_j = tl.load(dx + j * F + c), tl.load(source + V)
         if ATTENTION:
             q_j, k_j = tl.load(source), tl.load(source + F)
@@ -231,6 +241,7 @@ def message_backward_kernel(
             f1, f1_slope = cubic_and_slope(f, 2, t, mask, P, F)
             v1_j = tl.load(source + V + F)
             gathered = w + j * (3 * F) + c
+            # ⟨dw_i, w_j⟩ of the message to the row's atom, ⟨dw_j, w_i⟩ of the one from it
             to_i = dw0_i * tl.load(gathered) + dw1_i * tl.load(gathered + F)
             to_i += dw2_i * tl.load(gathered + 2 * F)
             from_i = dw0_j * w0_i + dw1_j * w1_i + dw2_j * w2_i
@@ -252,6 +263,7 @@ def message_backward_kernel(
             across2 = over_channels(f2 * (v2_j * dw2_i - v2_i * dw2_j))
             d_slope = over_channels(along)
             one_over = tl.load(inverse + e, listed, other=0.0)
+            # du/dvec = (1 − u uᵀ)/d: of `across`, what lies along u does not turn it
             radial = d_slope - one_over * (across0 * u0 + across1 * u1 + across2 * u2)
             g0 = radial * u0 + one_over * across0
             g1 = radial * u1 + one_over * across1
@@ -259,10 +271,12 @@ def message_backward_kernel(
         else:
             d_slope = over_channels(along)
             g0, g1, g2 = d_slope * u0, d_slope * u1, d_slope * u2
+        # vec = r_j − r_i: −dE/dr_i = dE/dvec
         pull0 += g0
         pull1 += g1
         pull2 += g2
         if VIRIAL:
+            # half, since the row of the other atom has the same pair
             r0 = 0.5 * tl.load(vectors + e * 3, listed, other=0.0)
             r1 = 0.5 * tl.load(vectors + e * 3 + 1, listed, other=0.0)
             r2 = 0.5 * tl.load(vectors + e * 3 + 2, listed, other=0.0)
