@@ -163,8 +163,10 @@ class _Apply(torch.autograd.Function):
         dx, dw = (g.contiguous() for g in gradients)
         b, edges = run.buffers, run.edges
         dqkv = torch.empty_like(qkv)
+        # without vectors the kernel writes no gradient of w: any pointer will do
         dw_in = torch.empty_like(w) if op.vectors else dqkv
         grid, constants = op.options(qkv, run.shapes)
+        # layers come one after the other on one stream, so that they can add to the same sums
         message_backward_kernel[grid](
             edges.row_ptr, edges.sender, b.knot, b.offset, b.unit, b.inverse, edges.vectors, op.table, qkv, w, dx, dw,
             dqkv, dw_in, b.pull, b.virials, qkv.shape[0], BE=run.shapes.edges_backward, VIRIAL=run.with_virial,
@@ -243,6 +245,7 @@ class _Network(Network):
             # what it gives lies in the buffers
             torch.autograd.grad(energy.sum(), run.anchor, allow_unused=True)
         buffers.energy.copy_(energy.detach())
+        # over groups of heads, which different programs hold
         torch.sum(buffers.pull, 0, out=buffers.forces)
         if with_virial:
             torch.sum(buffers.virials, 0, out=buffers.virial)
