@@ -70,6 +70,7 @@ def neighbor(e, use, i, sender, vec, pos, px, py, pz, cutoff, LISTED: tl.constex
         x = (tl.load(pos + j * 3, use, other=0.0) - px).to(tl.float32)
         y = (tl.load(pos + j * 3 + 1, use, other=0.0) - py).to(tl.float32)
         z = (tl.load(pos + j * 3 + 2, use, other=0.0) - pz).to(tl.float32)
+        # lanes without a neighbor get at least 1 Å, where nothing overflows; their results are dropped
         x = tl.where(use, x, 1.0)
         d, inverse = length(x, y, z)
     return use, j, x, y, z, d, inverse
@@ -86,7 +87,11 @@ def put(to, value, FIRST: tl.constexpr):
 
 @triton.jit
 def put_row(forces, virial, i, fx, fy, fz, xx, yy, zz, yz, xz, xy, factor, FIRST: tl.constexpr, VIRIAL: tl.constexpr):
-    """Force and virial of atom i from the sums (vectors of lanes) of u' r/d and r ⊗ u' r/d over its edges."""
+    """Force and virial of atom i from the sums (vectors of lanes) of u' r/d and r ⊗ u' r/d over its edges.
+
+    r = r_j − r_i, so that −dE/dr_i is + u' r/d, whole for each pair: the other direction has the opposite force, on j.
+    Virials of both directions are equal, so that each row has half.
+    """
     i = i.to(tl.int64)
     put(forces + i * 3, tl.sum(fx, 0) * factor, FIRST)
     put(forces + i * 3 + 1, tl.sum(fy, 0) * factor, FIRST)
@@ -166,6 +171,7 @@ def pair_kernel(
             xz += gx * z
             xy += gx * y
     from_others = tl.sum(potential, 0) * strength
+    # E_i = ½ A_i Σ_j A_j g − alone A_i²; dE/dA_i has no ½, since A_i is also in the energies of the neighbors
     from_itself = own_a.to(tl.float64) * (alone * strength)
     put(energy + i, (0.5 * from_others - from_itself) * own_a, FIRST)
     if SLOPE > 0:
@@ -381,13 +387,16 @@ def coordination_kernel(
     counted, most = tl.sum(count, 0), tl.load(own + 3).to(tl.float64)
     a = tl.arange(0, 8)
     away = tl.minimum(counted, most) - tl.load(reference + kind * 8 + a).to(tl.float64)
+    # exponents count from the largest: far from all references, all weights would be 0/0
     exponent = -4.0 * away * away
     weight = tl.exp(exponent - tl.max(exponent, 0))
     weight = weight / tl.sum(weight, 0)
+    # dw_a/dCN = w_a (t_a − Σ_b w_b t_b), t = −8 (CN − CN_a); 0 where CN is clamped
     turn = tl.where(counted < most, -8.0 * away, 0.0)
     turn = weight * (turn - tl.sum(weight * turn, 0))
     tl.store(weights + i.to(tl.int64) * 8 + a, weight.to(tl.float32))
     w, dw = weight.to(tl.float32)[None, :, None], turn.to(tl.float32)[None, :, None]
+    # C6_ij = Σ_ab w_a C6_ab w_b: the sum over a is the same for all neighbors of one element
     for first in range(0, types, BT):
         t = first + tl.arange(0, BT)
         ok = t < types
@@ -435,9 +444,11 @@ def dispersion_kernel(
         eighth = 1.0 / (d6 * d2 + f6 * f2)
         part6, part8 = s6 * sixth, s8 * ratio * eighth
         g = part6 + part8
+        # d/dd of 1/(dⁿ + fⁿ) is −n dⁿ⁻¹/(dⁿ + fⁿ)²
         g_slope = -d6 / d * (6.0 * part6 * sixth + 8.0 * part8 * eighth * d2)
         tapered, taper_slope = taper(d, start, inverse)
         total -= tl.where(use, c6 * g * tapered, 0.0).to(tl.float64)
+        # dE/dCN_i of the whole energy: CN_i is in both directions of a pair, each with ½
         turn -= tl.where(use, c6_turn * g * tapered, 0.0)
         along = tl.where(use, -c6 * (g_slope * tapered + g * taper_slope) * inverse_d, 0.0)
         gx, gy, gz = along * x, along * y, along * z_vec
@@ -474,6 +485,7 @@ def coordination_force_kernel(
         use, j, x, y, z_vec, d, inverse_d = neighbor(e, e < end, i, sender, vec, pos, px, py, pz, cutoff, LISTED)
         other = tl.load(elements + tl.load(z + j, use, other=1) * 4, use, other=0.0)
         _counted, slope = _count(d, radius + other, start, inverse)
+        # d_ij is in CN_i and in CN_j
         both = own + tl.load(by_coordination + j, use, other=0.0)
         along = tl.where(use, both * slope * inverse_d, 0.0)
         gx, gy, gz = along * x, along * y, along * z_vec
