@@ -166,6 +166,7 @@ class CpuD3Term(Term):
         rows = len(pairs[0]), *pairs, buffers.z, self._elements
         limits = _FAR if edges is None else limit(edges, p.cutoff), p.start, p.inverse
         coordination(*rows, self._reference, self._c6, *limits, weights, mixed)
+        # the next pass reads weights of the neighbors, the last one dE/dCN of the neighbors
         atoms.send(weights)
         dispersion(
             *rows, weights, mixed, *limits, p.prior.s6, p.prior.s8, p.prior.a1, p.prior.a2, sums.energy, sums.forces,
@@ -339,7 +340,11 @@ def add_edge(s, energy, along, x, y, z):
 
 @inline
 def add_row(s, factor, i, energy, forces, virial):
-    """Add the sums of a row, times a factor, to energy [N], forces [N, 3] and virial [N, 9]."""
+    """Add the sums of a row, times a factor, to energy [N], forces [N, 3] and virial [N, 9].
+
+    Energies and virials of both directions of a pair are equal: half. Forces are opposite, one on each atom: whole, and
+    with vec = r_j − r_i the force on i is + u'(d) vec/d.
+    """
     half = 0.5 * factor
     energy[i] += half * s[0]
     forces[i, 0] += factor * s[1]
@@ -516,8 +521,10 @@ def coordination(
             if square < cutoff * cutoff:
                 count += _count(length(square)[0], radius + elements[z[sender[e]], 0], start, inverse)[0]
         known, w, dw = reference[kind], weights[i], np.zeros(8)
+        # no slope where the number is clamped: before it is
         steepness = -8.0 if count < elements[z[i], 3] else 0.0
         count = min(count, elements[z[i], 3])
+        # exponents count from the largest: far from all references, all weights would be 0/0
         nearest = 1e30
         for a in range(8):
             nearest = min(nearest, (count - known[a]) ** 2)
@@ -529,7 +536,9 @@ def coordination(
             w[a] /= total
             turn += w[a] * steepness * (count - known[a])
         for a in range(8):
+            # dw_a/dCN = w_a (t_a − Σ_b w_b t_b), t = −8 (CN − CN_a)
             dw[a] = w[a] * (steepness * (count - known[a]) - turn)
+        # C6_ij = Σ_ab w_a C6_ab w_b: the sum over a is the same for all neighbors of one element
         for t in range(len(reference)):
             row = mixed[i, t]
             row[:] = 0
@@ -567,6 +576,7 @@ def dispersion(
                 g = part6 + part8
                 g_slope = -d6 / d * (6 * part6 * sixth + 8 * part8 * eighth * d2)
                 end, end_slope = taper(d, start, inverse)
+                # dE/dCN_i of the whole energy: CN_i is in both directions of a pair, each with ½
                 turn -= c6_turn * g * end
                 along = -c6 * (g_slope * end + g * end_slope) * inverse_d
                 s = add_edge(s, -c6 * g * end, along, x, y, z_vec)
@@ -603,6 +613,7 @@ def coordination_forces(
                 d, inverse_d = length(square)
                 j = sender[e]
                 slope = _count(d, radius + elements[z[j], 0], start, inverse)[1]
+                # d_ij is in CN_i and in CN_j
                 along = (by_coordination[i] + by_coordination[j]) * slope * inverse_d
                 s = add_edge(s, 0.0, along, x, y, z_vec)
         add_row(s, 1.0, i, energy, forces, virial)
