@@ -237,6 +237,7 @@ class ParticleMeshTerm(TermWithRoom):
             in_cell, batch, ptr = buffers.molecules
             self._short.run(None, atoms._replace(charges=single * in_cell), edges, sums, launch)
             others = atoms._replace(charges=single, batch=batch, ptr=ptr)
+            # the sums hold the pairs of the cells now: add those of molecules; atoms of cells have empty rows here
             self._molecules.run(None, others, None, sums, launch._replace(first=False, first_slope=False))
         self._wait()
         for mesh, potential in zip(buffers.meshes, found, strict=True):
@@ -378,6 +379,7 @@ def spread_kernel(
     points, use, fx, fy, fz, _, _, _, ok = stencil(pos, i, cell, table, n0, n1, n2, ORDER, P, ROWS)
     usable = ok & (tl.abs(q) < _MAX_CHARGE)
     share = tl.where(usable, q, 0.0) * _FIXED * (fx * fy)[:, None] * fz[None, :]
+    # lanes of padding name points too; `use` keeps them out
     tl.atomic_add(mesh + points, tl.floor(share + 0.5).to(tl.int64), use, sem="relaxed")
 
 
@@ -415,6 +417,7 @@ def influence_kernel(
     strength = tl.where(zero, inverse * (-4 * _PI * width), strength) / volume  # a number alone would be float32
     re, im = tl.load(transform + 2 * m), tl.load(transform + 2 * m + 1)
     scaled = strength / _FIXED
+    # in place: this program alone has these points
     tl.store(transform + 2 * m, re * scaled, use)
     tl.store(transform + 2 * m + 1, im * scaled, use)
     if VIRIAL:
@@ -438,6 +441,7 @@ def put_virial(parts, num_parts, virial, STRENGTH: tl.constexpr, BLOCK: tl.const
     row = tl.arange(0, BLOCK)
     xx = tl.zeros([BLOCK], tl.float64)
     yy, zz, yz, xz, xy = xx, xx, xx, xx, xx
+    # in a fixed order and in float64, by one program
     for start in range(0, num_parts, BLOCK):
         use = start + row < num_parts
         at = parts + (start + row) * 6
@@ -480,10 +484,12 @@ def gather_kernel(
     along, along_slope = tl.sum(phi * fz[None, :], 1), tl.sum(phi * dz[None, :], 1)
     value = tl.sum(along * fx * fy, 0)
     ga, gb, gc = tl.sum(along * dx * fy, 0), tl.sum(along * fx * dy, 0), tl.sum(along_slope * fx * fy, 0)
+    # from slopes per mesh point to those per lattice vector; the columns of the inverse cell make them Cartesian
     ga, gb, gc = ga * n0, gb * n1, gc * n2
     ux, uy, uz, vx, vy, vz, wx, wy, wz, _ = reciprocal(cell)
     value -= 2.0 * ALPHA / 1.772453850905516 * q
     usable = ok & (tl.abs(q) < _MAX_CHARGE)
+    # `spread_kernel` has left this charge out, so that potentials of the others stay finite
     put(energy + i, tl.where(usable, 0.5 * STRENGTH * q * value, float("nan")), False)
     factor = -STRENGTH * q
     put(forces + i * 3, (factor * (ga * ux + gb * vx + gc * wx)).to(tl.float32), False)
