@@ -85,6 +85,7 @@ def virial_of_rows(virial, place, ok):
     v5, v7 = tl.load(row + 5, ok, other=0.0).to(tl.float64), tl.load(row + 7, ok, other=0.0).to(tl.float64)
     v2, v6 = tl.load(row + 2, ok, other=0.0).to(tl.float64), tl.load(row + 6, ok, other=0.0).to(tl.float64)
     v1, v3 = tl.load(row + 1, ok, other=0.0).to(tl.float64), tl.load(row + 3, ok, other=0.0).to(tl.float64)
+    # a row need not be symmetric; the sum over a structure is, since rotations do not change its energy
     return xx, yy, zz, 0.5 * (v5 + v7), 0.5 * (v2 + v6), 0.5 * (v1 + v3)
 
 
@@ -160,12 +161,14 @@ def finish_kernel(
             e += f.to(tl.float64) * 0.0  # a force that is not finite is seen in the energy
         if STRESS:
             v = virial_of_rows(virial, place, ok)
+            # still in `unit`: the sums are multiplied once, below
             xx, yy, zz, yz, xz, xy = xx + v[0], yy + v[1], zz + v[2], yz + v[3], xz + v[4], xy + v[5]
             if WITH_TERMS:
                 v = virial_of_rows(term_virial, place, ok)
                 inverse = 1.0 / unit  # a power of two
                 xx, yy, zz = xx + v[0] * inverse, yy + v[1] * inverse, zz + v[2] * inverse
                 yz, xz, xy = yz + v[3] * inverse, xz + v[4] * inverse, xy + v[5] * inverse
+    # one program: the largest number is read and written without atomics
     if (b == 0) & (part == 0):
         note_others(flag, needed_by_others, most_of_others, OTHERS)
     se = tl.sum(e, 0)
@@ -198,6 +201,7 @@ def totals_kernel(
     after_previous(PDL)
     row = parts + (b * num_parts + k).to(tl.int64) * _TERMS
     ok = k < num_parts
+    # a tree of fixed order; parts that are missing are 0 in it
     e = tl.sum(tl.load(row, ok, other=0.0), 0)
     xx, yy, zz, yz, xz, xy = e, e, e, e, e, e
     if STRESS:
