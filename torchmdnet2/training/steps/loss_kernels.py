@@ -136,6 +136,7 @@ class BatchErrors:
         ]
         present = {"HAS_FORCES": found[1] is not None, "HAS_STRESS": found[2] is not None}
         places = [self.counts if t is None else t for t in found]
+        # the counts are those that `add` has left: one forward pass, then one backward pass
         _gradients[(self.blocks,)](
             *places, *self._rows(*predicted), gradient, self.counts, self.weights, self.num_frames, self.num_atoms,
             **present, **self.options,
@@ -193,6 +194,7 @@ def _penalty(e, KIND: tl.constexpr, DELTA: tl.constexpr):
 @triton.jit
 def _slope(e, KIND: tl.constexpr, DELTA: tl.constexpr):
     """dℓ/de."""
+    # 0 at 0, as PyTorch's
     sign = tl.where(e > 0, 1.0, tl.where(e < 0, -1.0, 0.0)).to(tl.float64)
     if KIND == 1:
         slope = 2 * e
@@ -269,6 +271,7 @@ def _parts(
             tl.store(to + 1, tl.sum(tl.where(match, absolute[None, :], 0.0), 1), k < num_elements)
             tl.store(to + 2, tl.sum(tl.where(match, square[None, :], 0.0), 1), k < num_elements)
     else:
+        # all columns are written: the parts are not zeroed before, and `_totals` reads them all
         _store_row(part + 6, 0.0, 0.0, 0.0)
         _store_row(part + 15, 0.0, 0.0, 0.0)
         for k in range(num_elements):
@@ -313,8 +316,10 @@ def _totals(
     of_element = ok & (column >= 24)
     z = tl.load(elements + tl.where(of_element, (column - 24) // 3, 0), of_element, other=0)
     to = sums + tl.where(of_element, 24 + 3 * z + column % 3, column)
+    # each column goes to another entry of the table, and each program has other columns
     tl.store(to, tl.load(to, ok, other=0.0) + found, ok)
     if tl.program_id(0) == 0:
+        # formed again, since single lanes of `found` cannot be read
         k = tl.arange(0, 4)
         one = k < 3
         count = _column_sums(parts, 12 + 3 * k, one, width, num_parts, BLOCK)
@@ -346,13 +351,18 @@ def _gradients(
     DELTA: tl.constexpr, PER_ATOM: tl.constexpr, HAS_FORCES: tl.constexpr, HAS_STRESS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program p: d(gradient · loss)/d(predictions) of block p; arguments as in `_parts` and `_totals`."""
+    """Program p: d(gradient · loss)/d(predictions) of block p; arguments as in `_parts` and `_totals`.
+
+    A label has the gradient gradient · weight/count · dℓ/de; the count, of all processes, depends on labels alone. Rows
+    without a label get 0, since nothing else writes them.
+    """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if ENERGY > 0:
         ok = row < num_frames
         e, _ = _errors(energy, energy_label, row, ok, 1, 1)
         share = _share(gradient, counts, weights, 0)
         if PER_ATOM:
+            # ℓ(e/n): its slope is at e/n, and d(e/n)/de = 1/n
             atoms = _atoms(atom_ptr, row, ok)
             _store_gradients(energy_to, e / atoms, row, ok, share / atoms, ENERGY, DELTA, 1, 1)
         else:
