@@ -86,8 +86,11 @@ class Evaluator:
             raise ValueError(f"precision must be 'native', 'mixed', 'tf32' or 'float64', got {precision!r}")
         if graphs not in ("auto", True, False):
             raise ValueError(f"graphs must be 'auto', True or False, got {graphs!r}")
-        if block_atoms is not None and not (isinstance(block_atoms, int) and block_atoms > 0):
-            raise ValueError(f"block_atoms must be a positive number of atoms or None, got {block_atoms!r}")
+        if block_atoms is not None:
+            whole = hasattr(block_atoms, "__index__") and not isinstance(block_atoms, bool)
+            if not whole or operator.index(block_atoms) < 1:
+                raise ValueError(f"block_atoms must be a positive number of atoms or None, got {block_atoms!r}")
+            block_atoms = operator.index(block_atoms)
         self.potential: Potential = require_potential(potential).eval()
         self.precision: Precision = "native" if precision == "float32" else precision
         self.graphs, self.stress, self.block_atoms = graphs, stress, block_atoms

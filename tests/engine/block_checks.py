@@ -278,7 +278,7 @@ def test_what_cannot_be_divided_is_refused(changes, reason):
 
 def test_blocks_that_are_too_small_are_refused():
     with pytest.raises(
-        ValueError, match=r"block_atoms=40 is too small: one atom and all within 6 Å are \d+ atoms; give"
+        ValueError, match=r"blocks of 40 atoms are too small: the smallest block and all within 6 Å are \d+ atoms; give"
     ):
         Evaluator(POTENTIAL, block_atoms=40)(atoms(8, SKEWED))
 

@@ -703,7 +703,8 @@ def test_two_levels_are_no_worse_than_each_alone(tmp_path):
             ("GFN1-xTB", "ethanol_gfn1.xyz", 30, 20, 100),
         )
     }
-    epochs = {"GFN2-xTB": 5, "GFN1-xTB": 47}  # 190 steps
+    # 190 steps: errors of both together are 0.65 to 0.95 of those alone, with three seeds
+    epochs = {"GFN2-xTB": 5, "GFN1-xTB": 47}
 
     def errors(levels, epochs):
         given = [{"level": name, **sources[name]} for name in levels]

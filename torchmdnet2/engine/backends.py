@@ -468,10 +468,17 @@ class FusedBackend(_StepBackend):
         return self._blocks
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
+        kept = _key(system, stress) in self.steps
         try:
             return super().run(system, forces, stress)
         except NotCapturable as error:  # a prior without kernels
             raise self._declined(error) from None
+        except torch.cuda.OutOfMemoryError:
+            if not kept:
+                raise
+        # the edges of a kept step do not fit any more: another is built, in blocks if need be
+        torch.cuda.empty_cache()
+        return super().run(system, forces, stress)
 
     def bind(self, system: System, stress: bool) -> BoundStep:
         try:

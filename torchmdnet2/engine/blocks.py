@@ -25,8 +25,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kernels.interfaces import FIXED_POINT, Atoms, Buffers, Edges, TermLaunch, TermSums
+from ..neighbors.neighbor_list import with_room
 from ..neighbors.reference import complete_cell
-from ..neighbors.triton_search import TritonNeighborSearch, with_room
+from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential.potential import Potential
 from ..system import System
 from .finish import BROKEN, NO_VOLUME, RESULT_NOT_FINITE
@@ -52,7 +53,7 @@ def blocks_unsupported_reason(potential: Potential) -> str:
     """Return why a potential that fused kernels evaluate cannot be evaluated in blocks, "" if it can."""
     representation = potential.representation
     path = fast_path(representation)
-    if path is None or not path.takes_ghosts or not representation.local:
+    if path is None or not path.takes_shells or not representation.local:
         return f"the kernels for {type(representation).__name__} evaluate whole structures only"
     if potential.properties:
         return f"the model predicts {', '.join(potential.properties)}, properties of whole structures"
@@ -300,8 +301,8 @@ class BlockStep(Step):
                 break
             if parts > self.num_atoms:
                 raise ValueError(
-                    f"block_atoms={self.block_atoms} is too small: one atom and all within {self._reach:.4g} Å are "
-                    f"{most} atoms; give at least {with_room(most + most // 16)}"
+                    f"blocks of {self.block_atoms} atoms are too small: the smallest block and all within "
+                    f"{self._reach:.4g} Å are {most} atoms; give block_atoms of at least {with_room(most + most // 16)}"
                 )
             parts += max(1, parts // 8)
         self.num_blocks = len(boxes)
@@ -473,17 +474,27 @@ def _cut(fractions: Tensor, low: list[float], high: list[float], heights: Tensor
     """
     if parts <= 1 or len(fractions) < 2:
         return [[*low, *high]]
-    axis = int(((fractions.amax(0) - fractions.amin(0)) * heights).argmax())
-    first = parts // 2
-    rank = max(1, len(fractions) * first // parts)
-    at = sum(float(fractions[:, axis].kthvalue(k).values) for k in (rank, rank + 1)) / 2
-    left = fractions[:, axis] < at
-    middle_high, middle_low = list(high), list(low)
-    middle_high[axis] = middle_low[axis] = at
-    return [
-        *_cut(fractions[left], low, middle_high, heights, first),
-        *_cut(fractions[~left], middle_low, high, heights, parts - first),
-    ]
+    first, n = parts // 2, len(fractions)
+    ordered = fractions.sort(0).values
+    # a few atoms far away do not decide which side is the longest
+    sides = (ordered[n - 1 - n // 20] - ordered[n // 20]) * heights
+    for axis in sides.argsort(descending=True).tolist():
+        places = ordered[:, axis].unique()
+        if len(places) == 1:
+            continue
+        rank = max(1, n * first // parts)
+        below = min(int(torch.searchsorted(places, ordered[rank - 1, axis])), len(places) - 2)
+        at = float((places[below] + places[below + 1]) / 2)
+        if at <= float(places[below]):  # no number lies between
+            at = float(places[below + 1])
+        left = fractions[:, axis] < at
+        middle_high, middle_low = list(high), list(low)
+        middle_high[axis] = middle_low[axis] = at
+        return [
+            *_cut(fractions[left], low, middle_high, heights, first),
+            *_cut(fractions[~left], middle_low, high, heights, parts - first),
+        ]
+    return [[*low, *high]]
 
 
 # --- Which atoms and images are in a block and around it ---

@@ -2,8 +2,8 @@
 
 All else is prepared once, and PyTorch is used little: one of its calls costs as much as the forces of an atom.
 
-Shapes: N atoms in B structures, E directed edges; of a domain, n local atoms, N with the copies after them, M rows of
-local atoms and ghosts.
+Shapes: N atoms in B structures, E directed edges. Of a domain, N local atoms, with their ghosts M rows; positions are
+those of its atoms and all copies.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class CpuStep:
 
     Args:
         model: the prepared potential.
-        system: N atoms in B structures, or M rows of a domain with its ghosts; copied. Positions and cell do not
-            matter.
+        system: N atoms in B structures, or the M rows of a domain; copied. Positions and cell do not matter.
         local: the N atoms without ghosts; charge: [B] e, of the whole structures.
         searches: a search for each cutoff of `CpuModel.cutoffs`, that of the network first.
         exchange: of the ghosts.
@@ -117,7 +116,7 @@ class CpuStep:
         """Evaluate the edges of the last searches.
 
         Args:
-            pos: [N, 3] Å; cell: [B, 3, 3] Å.
+            pos: [N, 3] Å, of a domain those of all copies; cell: [B, 3, 3] Å.
             forces: compute them.
         """
         atoms = self._atoms._replace(pos=pos, cell=cell)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.interfaces import FIXED_POINT, Atoms, Buffers, Edges, TermLaunch, TermSums
-from ..neighbors.neighbor_list import SAME_PLACE
-from ..neighbors.triton_search import SkinList, with_room
+from ..neighbors.neighbor_list import SAME_PLACE, with_room
+from ..neighbors.triton_search import SkinList
 from ..potential.potential import Potential
 from ..system import System
 from .domain import SKIN, Domain, DomainValues, check_on_cluster, voigt

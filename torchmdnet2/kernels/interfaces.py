@@ -20,7 +20,6 @@ from ..system import System
 
 if TYPE_CHECKING:
     from ..potential.graph import Features
-    from ..system import System
     from .pair_ops import MultilinearOp, Pairs
 
 
@@ -155,7 +154,8 @@ class TermLaunch(NamedTuple):
 
 
 class Buffers(Protocol):
-    """Buffers of a network, static ones on a GPU. The results are in `Network.unit`."""
+    """Buffers of a network, static ones on a GPU. The results are in `Network.unit`; forces and virials on a CPU may be
+    float64."""
 
     energy: Any  # [N] float32
     forces: Any  # [N, 3] float32; of a domain [N + ghosts, 3], on a GPU and of a block int64, times FIXED_POINT
@@ -365,8 +365,8 @@ class FastPath(ABC):
     """The fast path of one class of representations.
 
     Attributes:
-        on_cpu: there is `cpu`; takes_ghosts: networks run `Atoms` with an exchange, that of `gpu` also with shells, and
-            its `allocate` takes a number of ghosts.
+        on_cpu: there is `cpu`; takes_ghosts: networks run `Atoms` with an exchange, and `allocate` of what `gpu` gives
+            takes a number of ghosts; takes_shells: the latter also runs `Atoms` with shells.
         predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
         arithmetic: of the kernels on a GPU by precision, in words; a precision that is absent is not supported.
@@ -374,6 +374,7 @@ class FastPath(ABC):
 
     on_cpu: bool = True
     takes_ghosts: bool = False
+    takes_shells: bool = False
     predicts_charges: bool = False
     trains_on_cpu: bool = False
     arithmetic: Mapping[str, str] = {

@@ -44,7 +44,6 @@ from .triton_setup import (
 
 __all__ = [
     "COINCIDENT", "NOT_FINITE", "OVERFLOW", "TOO_THIN", "SkinList", "TritonNeighborSearch", "neighbor_list_triton",
-    "with_room",
 ]  # fmt: skip
 
 

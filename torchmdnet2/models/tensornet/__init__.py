@@ -85,7 +85,7 @@ class TensorNetHeads(PathWithHeads):
 class TensorNetPath(TensorNetHeads):
     """TensorNet with a scalar head of one hidden layer, in float32."""
 
-    trains_on_cpu, takes_ghosts = True, True
+    trains_on_cpu, takes_ghosts, takes_shells = True, True, True
     arithmetic = MappingProxyType(
         {**FastPath.arithmetic, "mixed": "float32, in the interactions float16 fields and products"}
     )
