@@ -2,7 +2,8 @@
 
 It replaces the functions of triton.language before each launch and each call of a function of a kernel, makes the types
 and shapes of all intermediate tensors anew, looks for overflow of integers without using what it finds, derives types
-in each operator and load again, and reduces and scans element by element. tests/conftest.py uses this for checks;
+in each operator and load again, and reduces and scans element by element. Products of bfloat16, which it gets wrong,
+are right here. tests/conftest.py uses this for checks;
 python quick_interpreter.py SCRIPT runs a script with it.
 """
 
@@ -32,6 +33,7 @@ def speed_up() -> None:
     gc.set_threshold(50_000, 20, 20)
     _replace_functions_once()
     _keep_types()
+    interpreter.InterpreterBuilder.create_dot = _product
     interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.ScanOps.generic_scan = _scan
 
@@ -229,6 +231,12 @@ def _tensor_like(like: Any, data: Any) -> Any:
     handle.data, handle.dtype, handle.attr = data, like.handle.dtype, {}
     made.handle, made.type, made.dtype, made.numel, made.shape = handle, like.type, like.dtype, like.numel, like.shape
     return made
+
+
+def _product(self: Any, a: Any, b: Any, y: Any, *_precision: Any) -> Any:
+    """tl.dot, also of bfloat16, whose bits the interpreter would multiply as integers."""
+    a, b = (self.cast_impl(given, tl.float32) if given.dtype.scalar == tl.bfloat16 else given for given in (a, b))
+    return interpreter.TensorHandle(np.matmul(a.data, b.data, dtype=y.data.dtype) + y.data, y.dtype.scalar)
 
 
 def _accumulated(self: Any, given: Any, axis: int) -> list[list[np.ndarray]]:

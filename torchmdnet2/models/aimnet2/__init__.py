@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
-from ...kernels.interfaces import ChargeNetwork, MemberPath, Network
+from ...kernels.interfaces import ChargeNetwork, FastPath, MemberPath, Network
 from ..heads import ScalarHead
 from ..tensornet import PRODUCTS
 from .model import AIMNet2
@@ -21,6 +22,9 @@ class AIMNet2Path(MemberPath):
     """AIMNet2 with GELU and a scalar head, in float32."""
 
     predicts_charges = True
+    arithmetic = MappingProxyType(
+        {**FastPath.arithmetic, "mixed": "float32, int16 between neighbors, matrix products in three bfloat16 parts"}
+    )
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, AIMNet2)
@@ -53,7 +57,8 @@ class AIMNet2Path(MemberPath):
         from .gpu import FusedAIMNet2
         from .weights import FrozenAIMNet2
 
-        frozen = [FrozenAIMNet2(representation, head, energy_scale, device) for representation, head in networks]
+        mixed = precision == "mixed"
+        frozen = [FrozenAIMNet2(*network, energy_scale, device, mixed) for network in networks]
         return FusedAIMNet2(frozen, PRODUCTS[precision])
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:

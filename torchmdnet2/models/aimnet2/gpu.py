@@ -50,6 +50,8 @@ class Buffers:
         predicted [N, 2], charges and charges64 [N], moments [N, 2]: changes of features and charges.
         by_change: [N, G], the gradient in all that is changed.
         hidden, gradients: of layers, in turns.
+        dm: [N, 4, A·R], in mixed precision int16 with dm_units; sent, units: int16 features that neighbors read, and
+            their units, of each pass but the first; both empty in float32.
     """
 
     energy: Tensor
@@ -76,11 +78,16 @@ class Buffers:
     da: Tensor
     dq: Tensor
     pull: Tensor
+    sent: list[Tensor]
+    units: list[Tensor]
+    dm_units: Tensor | None
 
     @property
     def nbytes(self) -> int:
         def size(value: Any) -> int:
-            return sum(map(size, value)) if isinstance(value, list) else value.numel() * value.element_size()
+            if value is None or isinstance(value, list):
+                return sum(map(size, value or []))
+            return value.numel() * value.element_size()
 
         return sum(size(value) for value in vars(self).values())
 
@@ -90,13 +97,14 @@ class FusedAIMNet2(ChargeNetwork):
 
     Args:
         members: the prepared models, of one form and with the same radial functions.
-        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
+        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee"; of models that are not prepared for
+            mixed precision.
     """
 
     def __init__(self, members: Sequence[FrozenAIMNet2], precision: str = "tf32x3"):
         self.members, self.weights = len(members), side_by_side(members)
-        self.precision, self.device = precision, self.weights.device
         weights = self.weights
+        self.precision, self.device = "bf16x3" if weights.mixed else precision, weights.device
         self.combinations = 1 << (weights.num_vectors - 1).bit_length()  # P
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
@@ -119,6 +127,8 @@ class FusedAIMNet2(ChargeNetwork):
         w, n, c, p = self.weights, self.members * max(num_atoms, 1), max(capacity, 1), self.combinations
         a, r, passes = w.channels, w.num_rbf, len(w.passes)
         widest = max(layer.bias.shape[-1] for layers in [*w.passes, w.head] for layer in layers)
+        stages, double, parts = passes - 1, torch.float64, self._parts(shapes)
+        kept, rounded = (torch.int16, stages) if w.mixed else (torch.float32, 0)
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=w.device)  # what is beyond the width of a row stays 0
@@ -129,8 +139,7 @@ class FusedAIMNet2(ChargeNetwork):
         def slopes_of(layers: list[Layer]) -> list[Tensor]:
             return [new(n, layer.bias.shape[-1]) for layer in layers]
 
-        stages, double = passes - 1, torch.float64
-        slots = passes * self._parts(shapes) + stages
+        slots = passes * parts + stages
         return Buffers(
             energy=new(n), forces=new(n, 3), virial=new(n, 9), radial=new(c, r), radial_slope=new(c, r),
             direction=new(c, 4), x=each(n, w.width), vectors=each(n, 3, a * p), charge_vectors=each(n, 3, p),
@@ -139,8 +148,9 @@ class FusedAIMNet2(ChargeNetwork):
             by_change=new(n, w.passes[0][-1].bias.shape[-1]), predicted=each(n, 2, number=stages),
             charges=each(n, number=stages),
             charges64=each(n, number=stages, dtype=double), moments=each(n, 2, number=stages, dtype=double),
-            dx=new(n, w.width), dm=new(n, 4, a * r), dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n),
-            pull=new(slots, n, 9),
+            dx=new(n, w.width), dm=new(n, 4, a * r, dtype=kept), dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n),
+            pull=new(slots, n, 9), sent=each(n, a * r, number=rounded, dtype=kept),
+            units=each(n, a * r // self._block(shapes), number=rounded), dm_units=new(n, parts, 4) if w.mixed else None,
         )  # fmt: skip
 
     def charges(self, buffers: Buffers) -> tuple[Tensor, Tensor]:
@@ -171,16 +181,25 @@ class FusedAIMNet2(ChargeNetwork):
         kernels.convolve_kernel[atoms.num_rows, self._parts(shapes) + (k > 0), self.members](
             edges.row_ptr, edges.sender, b.radial, b.direction, *self._values(b, atoms, k), w.combine,
             w.combine_charges, b.x[k], b.vectors[k], b.charge_vectors[k], P=self.combinations,
-            **self._sums(shapes, k), U=shapes.edges, **self._values_of(k),
+            **self._sums(shapes, k), U=shapes.edges, **self._values_of(b, shapes, k),
         )  # fmt: skip
 
     def _values(self, b: Buffers, atoms: Atoms, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows of the values that pass k sends, the values, and the charges."""
-        return atoms.z, self.weights.embedding if k == 0 else b.x[k], b.charges[max(k - 1, 0)]
+        values = self.weights.embedding if k == 0 else b.sent[k - 1] if self.weights.mixed else b.x[k]
+        return atoms.z, values, b.charges[max(k - 1, 0)]
 
-    def _values_of(self, k: int) -> dict[str, int]:
+    def _values_of(self, b: Buffers, shapes: LaunchShapes, k: int) -> dict[str, Any]:
         elements, features = self.weights.embedding.shape[1:]
-        return {"KEYED": elements, "VALUES": features} if k == 0 else {"KEYED": 0, "VALUES": self.weights.width}
+        if k == 0:
+            return {"KEYED": elements, "VALUES": features}
+        if self.weights.mixed:
+            return {"KEYED": 0, "VALUES": features, "units": b.units[k - 1], "BLOCK": self._block(shapes)}
+        return {"KEYED": 0, "VALUES": self.weights.width}
+
+    def _block(self, shapes: LaunchShapes) -> int:
+        """Return the number of features with one unit: those that a program of a layer writes."""
+        return min(shapes.cols, self.weights.features)
 
     def _layers(
         self, b: Buffers, shapes: LaunchShapes, n: int, layers: list[Layer], x: Tensor, slopes: list[Tensor],
@@ -189,14 +208,16 @@ class FusedAIMNet2(ChargeNetwork):
         """Run a network on x; the last layer of pass k, except of the last pass, changes features and charges."""
         w = self.weights
         for m, layer in enumerate(layers):
-            inputs, outputs = layer.weight.shape[1:]
+            inputs, outputs = layer.weight.shape[-2:]
             y, width, before, predicted = _other(b.hidden, x), outputs, x, x
             update = k is not None and k < len(w.passes) - 1 and m == len(layers) - 1
+            roughly: dict[str, Tensor] = {}
             if k is not None and update:
                 y, width, before, predicted = b.x[k + 1], w.width, b.x[k], b.predicted[k]
+                roughly = {"sent": b.sent[k], "units": b.units[k]} if w.mixed else {}
             kernels.layer_kernel[self._grid(shapes, n, outputs)](
                 x, layer.weight, layer.bias, y, slopes[m], before, predicted, n, K=inputs, N=outputs, Y=width,
-                W=w.features, ACTIVATE=layer.activated, UPDATE=update, **self._tile(shapes, inputs),
+                W=w.features, ACTIVATE=layer.activated, UPDATE=update, **self._tile(shapes, inputs), **roughly,
             )  # fmt: skip
             x = y
         return x
@@ -238,7 +259,7 @@ class FusedAIMNet2(ChargeNetwork):
     ) -> Tensor:  # fmt: skip
         """Return the gradient of the network's input, times the slope `below`, from that before the last activation."""
         for m in reversed(range(len(layers))):
-            inputs, outputs = layers[m].weight.shape[1:]
+            inputs, outputs = layers[m].weight.shape[-2:]
             slope = slopes[m - 1] if m > 0 else below
             to = _other(b.gradients, g) if m > 0 or out is None else out
             kernels.layer_gradient_kernel[self._grid(shapes, n, inputs)](
@@ -258,14 +279,14 @@ class FusedAIMNet2(ChargeNetwork):
         common = self._sums(shapes, k)
         kernels.spread_gradient_kernel[grid](
             b.dx, b.vectors[k], b.charge_vectors[k], w.combine, w.combine_charges, b.dm, b.dm_charges,
-            P=self.combinations, **common,
+            P=self.combinations, dm_units=b.dm_units, **common,
         )  # fmt: skip
         last, below = k == len(w.passes) - 1, w.passes[max(k - 1, 0)][-1]
         first_slot = k * self._parts(shapes) + max(k - 1, 0)
         kernels.convolve_gradient_kernel[grid](
             edges.row_ptr, edges.sender, b.radial, b.radial_slope, b.direction, *self._values(b, atoms, k), b.dm,
             b.dm_charges, b.dx, b.da, b.dq, b.dq if charge_slope is None else charge_slope, b.slopes[max(k - 1, 0)][-1],
-            b.by_change, b.pull[first_slot:], n, **common, **self._values_of(k),
+            b.by_change, b.pull[first_slot:], n, dm_units=b.dm_units, **common, **self._values_of(b, shapes, k),
             G=below.bias.shape[-1], U=shapes.edges, LAST=last, GIVEN=last and charge_slope is not None,
             ACTIVATED=below.activated, VIRIAL=with_virial,
         )  # fmt: skip

@@ -4,6 +4,11 @@ The formulas are those of model.py. Both directions of each edge are listed, and
 alone, without atomics, so that equal inputs give results that are equal to the bit. Charges are equilibrated in
 float64; all other numbers are float32.
 
+In mixed precision, what neighbors read of many numbers, the features that are sent and the gradients of their sums, are
+int16 with a float32 unit for each block of a row: in as many bits, they are more accurate than float16 where numbers of
+one block are alike in size. `units` and `dm_units` are None in float32. Products take three products of bfloat16
+(PREC "bf16x3"), with weights [2, K, N] that are split before.
+
 The third axis of programs are the members: networks of the same form on the same atoms and edges. Arrays of atoms have
 M·N rows, member after member; weights have a first dimension M.
 
@@ -18,7 +23,7 @@ import triton
 import triton.language as tl
 
 from ...core.triton_launch import after_previous
-from ..tensornet.triton_products import dense, dot, settle
+from ..tensornet.triton_products import dense, dot, dot_parts, settle
 
 __all__ = [
     "convolve_gradient_kernel", "convolve_kernel", "edge_kernel", "energy_kernel", "equilibrate_gradient_kernel",
@@ -67,6 +72,33 @@ def own_row():
 
 
 @triton.jit
+def rounded(values, largest):
+    """Return int16 of values, for the unit largest / 32767."""
+    return tl.floor(values * tl.where(largest > 0.0, 32767.0 / largest, 0.0) + 0.5).to(tl.int16)
+
+
+@triton.jit
+def value_of(values, units, row, at, VALUES: tl.constexpr, BLOCK: tl.constexpr):
+    """Return numbers `at` of a row of values [., VALUES]; with units [., VALUES / BLOCK] they are int16."""
+    value = tl.load(values + row * VALUES + at)
+    if units is not None:
+        value = value.to(tl.float32) * tl.load(units + row * (VALUES // BLOCK) + at // BLOCK)
+    return value
+
+
+@triton.jit
+def gradient_of(dm, units, row, at, SIZE: tl.constexpr, PARTS: tl.constexpr):
+    """Return numbers `at` of the gradients dm [., 4, SIZE] of a row; with units [., PARTS, 4] they are int16."""
+    m = dm + row * (4 * SIZE) + at
+    m0, mx, my, mz = tl.load(m), tl.load(m + SIZE), tl.load(m + 2 * SIZE), tl.load(m + 3 * SIZE)
+    if units is not None:
+        units += row * (4 * PARTS)
+        m0, mx = m0.to(tl.float32) * tl.load(units), mx.to(tl.float32) * tl.load(units + 1)
+        my, mz = my.to(tl.float32) * tl.load(units + 2), mz.to(tl.float32) * tl.load(units + 3)
+    return m0, mx, my, mz
+
+
+@triton.jit
 def edge_of(e, end, sender, direction):
     """Return, for one edge, 1 if it exists (else 0), its place in the arrays, sender, direction and 1/d."""
     there = (e < end).to(tl.float32)
@@ -95,12 +127,14 @@ def squares_of(vx, vy, vz, c, vectors, i, at, STRIDE: tl.constexpr):
 
 @triton.jit
 def convolve_features(
-    row_ptr, sender, radial, direction, key, values, combine, x, vectors, part,
+    row_ptr, sender, radial, direction, key, values, units, combine, x, vectors, part,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
-    BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr,
+    BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, row, member = own_row()
     values += member * (KEYED if KEYED else tl.num_programs(0)) * VALUES
+    if units is not None:
+        units += (row - i) * (VALUES // BLOCK)
     combine += member * (A * R * H)
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r, h = tl.arange(0, R), tl.arange(0, P)
@@ -114,7 +148,7 @@ def convolve_features(
             g = tl.load(radial + e * R + r) * there
             if KEYED:
                 j = tl.load(key + j).to(tl.int64)
-            sent = tl.load(values + j * VALUES + at) * g[None, :]
+            sent = value_of(values, units, j, at, VALUES, BLOCK) * g[None, :]
             s += sent
             vx += sent * ux
             vy += sent * uy
@@ -160,53 +194,68 @@ def convolve_kernel(
     row_ptr, sender, radial, direction, key, values, charges, combine, combine_charges, x, vectors, charge_vectors,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, PDL: tl.constexpr,
+    units=None, BLOCK: tl.constexpr = 1,
 ):  # fmt: skip
     """Program (i, part, member): sums and squares of atom i, of BA features or in the last part of charges (CHARGES).
 
     Args:
         key: [N] row of the values of each atom, of KEYED ones of a member; KEYED = 0: its own, and the values of atom i
             are in x already.
-        values: [., VALUES], the first A·R numbers of a row.
+        values: [., VALUES], the first A·R numbers of a row; units: [., VALUES / BLOCK], of int16.
         charges: [N]. combine: [A, R, H], combine_charges: [R, H].
         x: [N, X], written. vectors: [N, 3, A·P], charge_vectors: [N, 3, P], written.
     """
     part = tl.program_id(1)
     after_previous(PDL)
     if part < A // BA:
-        convolve_features(row_ptr, sender, radial, direction, key, values, combine, x, vectors, part, A, R, H, P, X,
-                          VALUES, BA, U, KEYED)  # fmt: skip
+        convolve_features(row_ptr, sender, radial, direction, key, values, units, combine, x, vectors, part, A, R, H,
+                          P, X, VALUES, BA, U, KEYED, BLOCK)  # fmt: skip
     elif CHARGES:
         convolve_charges(row_ptr, sender, radial, direction, charges, combine_charges, x, charge_vectors, A, R, H, P,
                          X, U)  # fmt: skip
 
 
 @triton.jit
+def put_gradient(to, units, value):
+    """Write numbers [., R] of one gradient; with units, int16 and the unit."""
+    if units is not None:
+        largest = tl.max(tl.max(tl.abs(value), 1), 0)
+        tl.store(units, largest * (1.0 / 32767.0))
+        value = rounded(value, largest)
+    tl.store(to, value)
+
+
+@triton.jit
 def spread(
-    by_sums, by_squares, vectors, combine, to, a, A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr
-):
+    by_sums, by_squares, vectors, combine, to, units, a,
+    A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
     """For rows a [., 1] of one atom, write the gradient [4, A·R] from those of the sums [A, R] and squares [A, H]."""
     r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
     at = a * R + r
-    tl.store(to + at, tl.load(by_sums + at))
+    put_gradient(to + at, units, tl.load(by_sums + at))
     twice = 2.0 * tl.load(by_squares + a * H + h, h < H, other=0.0)
     c = tl.load(combine + (at[:, :, None] * H + h[:, None, :]), (h < H)[:, None, :], other=0.0)
     for d in tl.static_range(3):
         dv = twice * tl.load(vectors + d * (A * P) + a * P + h)
-        tl.store(to + (d + 1) * (A * R) + at, tl.sum(c * dv[:, None, :], 2))
+        if units is not None:
+            units += 1
+        put_gradient(to + (d + 1) * (A * R) + at, units, tl.sum(c * dv[:, None, :], 2))
 
 
 @triton.jit
 def spread_gradient_kernel(
     dx, vectors, charge_vectors, combine, combine_charges, dm, dm_charges,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, BA: tl.constexpr,
-    CHARGES: tl.constexpr, PDL: tl.constexpr,
+    CHARGES: tl.constexpr, PDL: tl.constexpr, dm_units=None,
 ):  # fmt: skip
     """Program (i, part, member): writes the gradients of the sums with radial functions, and with the three directions.
 
     This comes before `convolve_gradient_kernel`, which reads these gradients of the neighbors.
 
     Args:
-        dx: [N, X] gradient of the input of the pass. dm: [N, 4, A·R], dm_charges: [N, 4, R], written.
+        dx: [N, X] gradient of the input of the pass. dm: [N, 4, A·R], dm_charges: [N, 4, R], written; dm_units:
+            [N, A / BA, 4], written, where dm is int16.
     """
     _, i, member = own_row()
     part = tl.program_id(1)
@@ -216,12 +265,15 @@ def spread_gradient_kernel(
     row = dx + i * X
     if part < A // BA:
         rows = part * BA + tl.arange(0, BA)[:, None]
-        spread(row + A * R, row + 2 * A * R, vectors + i * (3 * A * P), combine, dm + i * (4 * A * R), rows, A, R, H, P)
+        if dm_units is not None:
+            dm_units += (i * (A // BA) + part) * 4
+        spread(row + A * R, row + 2 * A * R, vectors + i * (3 * A * P), combine, dm + i * (4 * A * R), dm_units, rows,
+               A, R, H, P)  # fmt: skip
     elif CHARGES:
         alone = tl.zeros([1, 1], tl.int32)
         first = row + (2 * A * R + A * H + 1)
-        spread(first, first + R, charge_vectors + i * (3 * P), combine_charges, dm_charges + i * (4 * R), alone, 1, R,
-               H, P)  # fmt: skip
+        spread(first, first + R, charge_vectors + i * (3 * P), combine_charges, dm_charges + i * (4 * R), None, alone,
+               1, R, H, P)  # fmt: skip
 
 
 @triton.jit
@@ -275,22 +327,27 @@ def put_pull(pull, at, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL: tl.constexpr)
 
 @triton.jit
 def gradient_of_features(
-    row_ptr, sender, radial, slope, direction, key, values, dm, dx, da, last_slope, gradient, pull, num_atoms, part,
+    row_ptr, sender, radial, slope, direction, key, values, units, dm, dm_units, dx, da, last_slope, gradient, pull,
+    num_atoms, part,
     A: tl.constexpr, R: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr, G: tl.constexpr, BA: tl.constexpr,
     U: tl.constexpr, KEYED: tl.constexpr, LAST: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, row, member = own_row()
     values += member * (KEYED if KEYED else tl.num_programs(0)) * VALUES
+    if units is not None:
+        units += (row - i) * (VALUES // BLOCK)
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r = tl.arange(0, R)
     at = (part * BA + tl.arange(0, BA))[:, None] * R + r[None, :]
     mine = i
     if KEYED:
         mine = tl.load(key + i).to(tl.int64)
-    own = tl.load(values + mine * VALUES + at)
-    m = dm + row * (4 * A * R) + at
+    own = value_of(values, units, mine, at, VALUES, BLOCK)
     dm += (row - i) * (4 * A * R)
-    m0, mx, my, mz = tl.load(m), tl.load(m + A * R), tl.load(m + 2 * A * R), tl.load(m + 3 * A * R)
+    if dm_units is not None:
+        dm_units += ((row - i) * (A // BA) + part) * 4
+    m0, mx, my, mz = gradient_of(dm, dm_units, i, at, A * R, A // BA)
     total = tl.zeros([BA, R], tl.float32)
     fx, fy, fz, xx, yy, zz, yz, xz, xy = total, total, total, total, total, total, total, total, total
     for first in range(start, end, U):
@@ -298,11 +355,10 @@ def gradient_of_features(
             there, e, j, ux, uy, uz, inverse = edge_of(first + k, end, sender, direction)
             g = (tl.load(radial + e * R + r) * there)[None, :]
             s = (tl.load(slope + e * R + r) * there)[None, :]
-            n = dm + j * (4 * A * R) + at
-            n0, nx, ny, nz = tl.load(n), tl.load(n + A * R), tl.load(n + 2 * A * R), tl.load(n + 3 * A * R)
+            n0, nx, ny, nz = gradient_of(dm, dm_units, j, at, A * R, A // BA)
             if KEYED:
                 j = tl.load(key + j).to(tl.int64)
-            other = tl.load(values + j * VALUES + at)
+            other = value_of(values, units, j, at, VALUES, BLOCK)
             total, fx, fy, fz, xx, yy, zz, yz, xz, xy = add_edge(
                 own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
                 yz, xz, xy, VIRIAL,
@@ -359,7 +415,8 @@ def convolve_gradient_kernel(
     gradient, pull, num_atoms,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr, G: tl.constexpr,
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, LAST: tl.constexpr,
-    GIVEN: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr,
+    GIVEN: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr, units=None, dm_units=None,
+    BLOCK: tl.constexpr = 1,
 ):  # fmt: skip
     """Program (i, part, member): forces on atom i through the sums, and the gradient in its features or its charge.
 
@@ -375,8 +432,8 @@ def convolve_gradient_kernel(
     after_previous(PDL)
     if part < A // BA:
         gradient_of_features(
-            row_ptr, sender, radial, slope, direction, key, values, dm, dx, da, last_slope, gradient, pull, num_atoms,
-            part, A, R, X, VALUES, G, BA, U, KEYED, LAST, ACTIVATED, VIRIAL,
+            row_ptr, sender, radial, slope, direction, key, values, units, dm, dm_units, dx, da, last_slope, gradient,
+            pull, num_atoms, part, A, R, X, VALUES, G, BA, U, KEYED, LAST, ACTIVATED, VIRIAL, BLOCK,
         )  # fmt: skip
     elif CHARGES:
         gradient_of_charges(
@@ -518,6 +575,7 @@ def dense_divided(
 
     It reads the first weights before it waits for the previous kernel.
     """
+    SPLIT: tl.constexpr = PREC == "bf16x3"
     k = (tl.arange(0, KS) * (K // KS))[:, None] + tl.arange(0, BK)[None, :]
     x_at = a + rows[None, :, None].to(tl.int64) * K + k[:, None, :]
     w_at = w + k[:, :, None] * N + cols[None, None, :]
@@ -525,11 +583,27 @@ def dense_divided(
     y = tl.zeros([KS, BM, BN], tl.float32)
     for first in tl.static_range(0, K // KS, BK):
         v = tl.load(w_at + first * N)
+        if SPLIT:
+            low = tl.load(w_at + (K * N + first * N))
         if first == 0:
             after_previous(PDL)
         x = tl.load(x_at + first, there, other=0.0, cache_modifier=".cg")
-        y = dot(x, v, y, PREC)
+        y = dot_parts(x, v, low, y) if SPLIT else dot(x, v, y, PREC)
     return settle(tl.sum(y, 0), BM, BN)
+
+
+@triton.jit
+def dense_parts(
+    a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    """`dense` with weights [2, K, N] in two parts."""
+    y = tl.zeros([BM, BN], tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
+        at = w + k[:, None] * N + cols[None, :]
+        y = dot_parts(x, tl.load(at), tl.load(at + K * N), y)
+    return y
 
 
 @triton.jit
@@ -540,6 +614,9 @@ def product(
     """A @ W [BM, BN], after the kernel before. K is divided among KS warps, or not (1)."""
     if KS > 1:
         y = dense_divided(a, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
+    elif PREC == "bf16x3":
+        after_previous(PDL)
+        y = dense_parts(a, w, rows, cols, ok, K, N, BM, BN, BK)
     else:
         after_previous(PDL)
         y = dense(a, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
@@ -547,17 +624,24 @@ def product(
 
 
 @triton.jit
+def of_member(w, member, K: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr):
+    """Return where the weights of a member begin."""
+    return w + member * (2 * K * N if PREC == "bf16x3" else K * N)
+
+
+@triton.jit
 def layer_kernel(
     x, w, bias, y, slope, before, predicted, num_atoms,
     K: tl.constexpr, N: tl.constexpr, Y: tl.constexpr, W: tl.constexpr, ACTIVATE: tl.constexpr, UPDATE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr, sent=None, units=None,
 ):  # fmt: skip
     """A linear layer, then GELU, x Φ(x), with its slope (ACTIVATE), of the N = num_atoms rows of each member.
 
     Args:
         x: [., K]. w: [K, N]. y: [., Y], slope: [., N], written.
         before: [., Y], UPDATE: the first W numbers are added to these; the next two go to predicted [., 2].
+        sent, units: [., W] int16 and [., W / BN], written: those numbers as neighbors read them. None: they read y.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -565,7 +649,7 @@ def layer_kernel(
     first = member * num_atoms
     x, y, slope = x + first * K, y + first * Y, slope + first * N
     before, predicted = before + first * Y, predicted + first * 2
-    w, bias = w + member * (K * N), bias + member * N
+    w, bias = of_member(w, member, K, N, PREC), bias + member * N
     ok = rows < num_atoms
     out = product(x, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL) + tl.load(bias + cols)[None, :]
     rows = rows[:, None].to(tl.int64)
@@ -577,7 +661,13 @@ def layer_kernel(
     if UPDATE:
         kept = ok[:, None] & (cols < W)[None, :]
         at = rows * Y + cols[None, :]
-        tl.store(y + at, out + tl.load(before + at, kept, other=0.0), kept)
+        value = out + tl.load(before + at, kept, other=0.0)
+        tl.store(y + at, value, kept)
+        if sent is not None:
+            largest = tl.max(tl.where(kept, tl.abs(value), 0.0), 1)[:, None]
+            tl.store(sent + (first + rows) * W + cols[None, :], rounded(value, largest), kept)
+            block, there = tl.program_id(1), ok[:, None] & (tl.program_id(1) * BN < W)
+            tl.store(units + (first + rows) * ((W + BN - 1) // BN) + block, largest * (1.0 / 32767.0), there)
         charges = ok[:, None] & ((cols >= W) & (cols < W + 2))[None, :]
         tl.store(predicted + rows * 2 + (cols - W)[None, :], out, charges)
     else:
@@ -596,7 +686,7 @@ def layer_gradient_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     member = tl.program_id(2).to(tl.int64)
     first = member * num_atoms
-    g, slope, out, w = g + first * K, slope + first * N, out + first * N, w + member * (K * N)
+    g, slope, out, w = g + first * K, slope + first * N, out + first * N, of_member(w, member, K, N, PREC)
     ok = rows < num_atoms
     value = product(g, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
     at = rows[:, None].to(tl.int64) * N + cols[None, :]

@@ -12,9 +12,9 @@ import triton.language as tl
 from ...core.triton_launch import after_previous
 
 __all__ = [
-    "add9", "add_dense", "dense", "dense3_cuda", "dense_cuda", "dense_normed", "dense_split", "dot", "log1p",
-    "mix_cuda", "mix_split", "plus", "settle", "silu", "silu_slope", "split_weights", "statistics", "sum_split",
-    "weights",
+    "add9", "add_dense", "dense", "dense3_cuda", "dense_cuda", "dense_normed", "dense_split", "dot", "dot_parts",
+    "log1p", "mix_cuda", "mix_split", "plus", "settle", "silu", "silu_slope", "split_weights", "statistics",
+    "sum_split", "weights",
 ]  # fmt: skip
 
 
@@ -49,6 +49,16 @@ def dot(a, b, y, PREC: tl.constexpr):
         return y + tl.dot(a_high, b_high, part, input_precision="tf32")
     else:
         return tl.dot(a, b, y, input_precision=PREC)
+
+
+@triton.jit
+def dot_parts(a, high, low, y):
+    """y + A @ (high + low) for bfloat16 parts of B, and of A, which is split here. 17 bits count: the product of the
+    two rests is left out."""
+    a_high = a.to(tl.bfloat16)
+    part = tl.dot((a - a_high.to(tl.float32)).to(tl.bfloat16), high)
+    part = tl.dot(a_high, low, part)
+    return y + tl.dot(a_high, high, part)
 
 
 @triton.jit
