@@ -74,7 +74,7 @@ def own_row():
 @triton.jit
 def rounded(values, largest):
     """Return int16 of values, for the unit largest / 32767."""
-    return tl.floor(values * tl.where(largest > 0.0, 32767.0 / largest, 0.0) + 0.5).to(tl.int16)
+    return tl.floor(values * (32767.0 / tl.where(largest > 1e-30, largest, 1.0)) + 0.5).to(tl.int16)
 
 
 @triton.jit
@@ -664,10 +664,12 @@ def layer_kernel(
         value = out + tl.load(before + at, kept, other=0.0)
         tl.store(y + at, value, kept)
         if sent is not None:
-            largest = tl.max(tl.where(kept, tl.abs(value), 0.0), 1)[:, None]
-            tl.store(sent + (first + rows) * W + cols[None, :], rounded(value, largest), kept)
-            block, there = tl.program_id(1), ok[:, None] & (tl.program_id(1) * BN < W)
-            tl.store(units + (first + rows) * ((W + BN - 1) // BN) + block, largest * (1.0 / 32767.0), there)
+            block = tl.program_id(1)
+            if block * BN < W:
+                largest = tl.max(tl.where(kept, tl.abs(value), 0.0), 1)[:, None]
+                tl.store(sent + (first + rows) * W + cols[None, :], rounded(value, largest), kept)
+                unit = units + (first + rows) * ((W + BN - 1) // BN) + block
+                tl.store(unit, largest * (1.0 / 32767.0), ok[:, None])
         charges = ok[:, None] & ((cols >= W) & (cols < W + 2))[None, :]
         tl.store(predicted + rows * 2 + (cols - W)[None, :], out, charges)
     else:
