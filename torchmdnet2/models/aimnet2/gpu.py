@@ -50,8 +50,9 @@ class Buffers:
         predicted [N, 2], charges and charges64 [N], moments [N, 2]: changes of features and charges.
         by_change: [N, G], the gradient in all that is changed.
         hidden, gradients: of layers, in turns.
-        dm: [N, 4, A·R], in mixed precision int16 with dm_units; sent, units: int16 features that neighbors read, and
-            their units, of each pass but the first; both empty in float32.
+        dm: [N, 4, A·R] gradients of sums; in mixed precision [N, A·R] int64, and dm_units [N, A / features] of them.
+        sent: [N, A·R] int16, units: [N, A·R / cols], features that neighbors read in mixed precision, from the second
+            pass on.
     """
 
     energy: Tensor
@@ -128,7 +129,7 @@ class FusedAIMNet2(ChargeNetwork):
         a, r, passes = w.channels, w.num_rbf, len(w.passes)
         widest = max(layer.bias.shape[-1] for layers in [*w.passes, w.head] for layer in layers)
         stages, double, parts = passes - 1, torch.float64, self._parts(shapes)
-        kept, rounded = (torch.int16, stages) if w.mixed else (torch.float32, 0)
+        rounded = stages if w.mixed else 0
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=w.device)  # what is beyond the width of a row stays 0
@@ -148,9 +149,10 @@ class FusedAIMNet2(ChargeNetwork):
             by_change=new(n, w.passes[0][-1].bias.shape[-1]), predicted=each(n, 2, number=stages),
             charges=each(n, number=stages),
             charges64=each(n, number=stages, dtype=double), moments=each(n, 2, number=stages, dtype=double),
-            dx=new(n, w.width), dm=new(n, 4, a * r, dtype=kept), dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n),
-            pull=new(slots, n, 9), sent=each(n, a * r, number=rounded, dtype=kept),
-            units=each(n, a * r // self._block(shapes), number=rounded), dm_units=new(n, parts, 4) if w.mixed else None,
+            dx=new(n, w.width), dm=new(n, a * r, dtype=torch.int64) if w.mixed else new(n, 4, a * r),
+            dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n), pull=new(slots, n, 9),
+            sent=each(n, a * r, number=rounded, dtype=torch.int16),
+            units=each(n, a * r // self._block(shapes), number=rounded), dm_units=new(n, parts) if w.mixed else None,
         )  # fmt: skip
 
     def charges(self, buffers: Buffers) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ float64; all other numbers are float32.
 
 In mixed precision, what neighbors read of many numbers, the features that are sent and the gradients of their sums, are
 int16 with a float32 unit for each block of a row: in as many bits, they are more accurate than float16 where numbers of
-one block are alike in size. `units` and `dm_units` are None in float32. Products take three products of bfloat16
-(PREC "bf16x3"), with weights [2, K, N] that are split before.
+one block are alike in size. The four gradients of a sum are one int64. `units` and `dm_units` are None in float32.
+Products are three products of bfloat16 (PREC "bf16x3"), with weights [2, K, N] that are split before.
 
 The third axis of programs are the members: networks of the same form on the same atoms and edges. Arrays of atoms have
 M·N rows, member after member; weights have a first dimension M.
@@ -87,14 +87,16 @@ def value_of(values, units, row, at, VALUES: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gradient_of(dm, units, row, at, SIZE: tl.constexpr, PARTS: tl.constexpr):
-    """Return numbers `at` of the gradients dm [., 4, SIZE] of a row; with units [., PARTS, 4] they are int16."""
-    m = dm + row * (4 * SIZE) + at
-    m0, mx, my, mz = tl.load(m), tl.load(m + SIZE), tl.load(m + 2 * SIZE), tl.load(m + 3 * SIZE)
-    if units is not None:
-        units += row * (4 * PARTS)
-        m0, mx = m0.to(tl.float32) * tl.load(units), mx.to(tl.float32) * tl.load(units + 1)
-        my, mz = my.to(tl.float32) * tl.load(units + 2), mz.to(tl.float32) * tl.load(units + 3)
+def gradient_of(dm, row, at, SIZE: tl.constexpr, ROUNDED: tl.constexpr):
+    """Return numbers `at` of a row of the gradients dm [., 4, SIZE]; ROUNDED: in units, from dm [., SIZE]."""
+    if ROUNDED:
+        four = tl.load(dm + row * SIZE + at)
+        low, high = four.to(tl.int32), (four >> 32).to(tl.int32)
+        m0, mx = ((low << 16) >> 16).to(tl.float32), (low >> 16).to(tl.float32)
+        my, mz = ((high << 16) >> 16).to(tl.float32), (high >> 16).to(tl.float32)
+    else:
+        m = dm + row * (4 * SIZE) + at
+        m0, mx, my, mz = tl.load(m), tl.load(m + SIZE), tl.load(m + 2 * SIZE), tl.load(m + 3 * SIZE)
     return m0, mx, my, mz
 
 
@@ -216,31 +218,47 @@ def convolve_kernel(
 
 
 @triton.jit
-def put_gradient(to, units, value):
-    """Write numbers [., R] of one gradient; with units, int16 and the unit."""
-    if units is not None:
-        largest = tl.max(tl.max(tl.abs(value), 1), 0)
-        tl.store(units, largest * (1.0 / 32767.0))
-        value = rounded(value, largest)
-    tl.store(to, value)
+def largest_of(value):
+    """Return the largest absolute value of a block."""
+    return tl.max(tl.max(tl.abs(value), 1), 0)
+
+
+@triton.jit
+def pair(first, second):
+    """Two int16 in an int32."""
+    return (first.to(tl.int32) & 0xFFFF) | (second.to(tl.int32) << 16)
 
 
 @triton.jit
 def spread(
-    by_sums, by_squares, vectors, combine, to, units, a,
+    by_sums, by_squares, vectors, combine, to, unit, a,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """For rows a [., 1] of one atom, write the gradient [4, A·R] from those of the sums [A, R] and squares [A, H]."""
+    """For rows a [., 1] of one atom, write the gradient [4, A·R] from those of the sums [A, R] and squares [A, H].
+
+    With a place for their unit, four int16 in one int64 [A·R].
+    """
     r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
     at = a * R + r
-    put_gradient(to + at, units, tl.load(by_sums + at))
+    m0 = tl.load(by_sums + at)
+    if unit is None:
+        tl.store(to + at, m0)
     twice = 2.0 * tl.load(by_squares + a * H + h, h < H, other=0.0)
     c = tl.load(combine + (at[:, :, None] * H + h[:, None, :]), (h < H)[:, None, :], other=0.0)
-    for d in tl.static_range(3):
-        dv = twice * tl.load(vectors + d * (A * P) + a * P + h)
-        if units is not None:
-            units += 1
-        put_gradient(to + (d + 1) * (A * R) + at, units, tl.sum(c * dv[:, None, :], 2))
+    if unit is None:
+        for d in tl.static_range(3):
+            dv = twice * tl.load(vectors + d * (A * P) + a * P + h)
+            tl.store(to + (d + 1) * (A * R) + at, tl.sum(c * dv[:, None, :], 2))
+    else:
+        v = vectors + a * P + h
+        mx = tl.sum(c * (twice * tl.load(v))[:, None, :], 2)
+        my = tl.sum(c * (twice * tl.load(v + A * P))[:, None, :], 2)
+        mz = tl.sum(c * (twice * tl.load(v + 2 * A * P))[:, None, :], 2)
+        largest = tl.maximum(largest_of(m0), tl.maximum(largest_of(mx), tl.maximum(largest_of(my), largest_of(mz))))
+        tl.store(unit, largest * (1.0 / 32767.0))
+        low = pair(rounded(m0, largest), rounded(mx, largest))
+        high = pair(rounded(my, largest), rounded(mz, largest))
+        tl.store(to + at, (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32))
 
 
 @triton.jit
@@ -254,8 +272,8 @@ def spread_gradient_kernel(
     This comes before `convolve_gradient_kernel`, which reads these gradients of the neighbors.
 
     Args:
-        dx: [N, X] gradient of the input of the pass. dm: [N, 4, A·R], dm_charges: [N, 4, R], written; dm_units:
-            [N, A / BA, 4], written, where dm is int16.
+        dx: [N, X] gradient of the input of the pass. dm: [N, 4, A·R], dm_charges: [N, 4, R], written; with
+            dm_units: [N, A / BA], written, dm is [N, A·R] int64.
     """
     _, i, member = own_row()
     part = tl.program_id(1)
@@ -265,10 +283,12 @@ def spread_gradient_kernel(
     row = dx + i * X
     if part < A // BA:
         rows = part * BA + tl.arange(0, BA)[:, None]
-        if dm_units is not None:
-            dm_units += (i * (A // BA) + part) * 4
-        spread(row + A * R, row + 2 * A * R, vectors + i * (3 * A * P), combine, dm + i * (4 * A * R), dm_units, rows,
-               A, R, H, P)  # fmt: skip
+        if dm_units is None:
+            dm += i * (4 * A * R)
+        else:
+            dm += i * (A * R)
+            dm_units += i * (A // BA) + part
+        spread(row + A * R, row + 2 * A * R, vectors + i * (3 * A * P), combine, dm, dm_units, rows, A, R, H, P)
     elif CHARGES:
         alone = tl.zeros([1, 1], tl.int32)
         first = row + (2 * A * R + A * H + 1)
@@ -279,15 +299,18 @@ def spread_gradient_kernel(
 @triton.jit
 def add_edge(
     own, other, m0, mx, my, mz, n0, nx, ny, nz, g, slope, ux, uy, uz, inverse, da, fx, fy, fz, xx, yy, zz, yz, xz, xy,
-    VIRIAL: tl.constexpr,
+    unit, VIRIAL: tl.constexpr,
 ):  # fmt: skip
     """Add one edge to the sums of a row: gradient of the atom's values, force, virial; each lane adds its part.
 
-    own, other: values of atom and neighbor; m, n: gradients of their sums.
+    own, other: values of atom and neighbor; m, n: gradients of their sums, n in this unit (None: 1).
     """
+    by_other = g
+    if unit is not None:
+        own, by_other = own * unit, g * unit
     from_own = m0 + ux * mx + uy * my + uz * mz
     from_other = n0 - (ux * nx + uy * ny + uz * nz)
-    da += g * from_other
+    da += by_other * from_other
     radial = slope * (other * from_own + own * from_other)
     across = g * inverse
     px = across * (other * mx - own * nx)
@@ -344,10 +367,14 @@ def gradient_of_features(
     if KEYED:
         mine = tl.load(key + i).to(tl.int64)
     own = value_of(values, units, mine, at, VALUES, BLOCK)
-    dm += (row - i) * (4 * A * R)
-    if dm_units is not None:
-        dm_units += ((row - i) * (A // BA) + part) * 4
-    m0, mx, my, mz = gradient_of(dm, dm_units, i, at, A * R, A // BA)
+    ROUNDED: tl.constexpr = dm_units is not None
+    dm += (row - i) * (A * R if ROUNDED else 4 * A * R)
+    m0, mx, my, mz = gradient_of(dm, i, at, A * R, ROUNDED)
+    unit = dm_units
+    if ROUNDED:
+        dm_units += (row - i) * (A // BA) + part
+        unit = tl.load(dm_units + i * (A // BA))
+        m0, mx, my, mz = m0 * unit, mx * unit, my * unit, mz * unit
     total = tl.zeros([BA, R], tl.float32)
     fx, fy, fz, xx, yy, zz, yz, xz, xy = total, total, total, total, total, total, total, total, total
     for first in range(start, end, U):
@@ -355,13 +382,15 @@ def gradient_of_features(
             there, e, j, ux, uy, uz, inverse = edge_of(first + k, end, sender, direction)
             g = (tl.load(radial + e * R + r) * there)[None, :]
             s = (tl.load(slope + e * R + r) * there)[None, :]
-            n0, nx, ny, nz = gradient_of(dm, dm_units, j, at, A * R, A // BA)
+            n0, nx, ny, nz = gradient_of(dm, j, at, A * R, ROUNDED)
+            if ROUNDED:
+                unit = tl.load(dm_units + j * (A // BA))
             if KEYED:
                 j = tl.load(key + j).to(tl.int64)
             other = value_of(values, units, j, at, VALUES, BLOCK)
             total, fx, fy, fz, xx, yy, zz, yz, xz, xy = add_edge(
                 own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
-                yz, xz, xy, VIRIAL,
+                yz, xz, xy, unit, VIRIAL,
             )  # fmt: skip
     if not KEYED:
         total += tl.load(dx + row * X + at)
@@ -398,7 +427,7 @@ def gradient_of_charges(
             other = tl.load(charges + j)
             total, fx, fy, fz, xx, yy, zz, yz, xz, xy = add_edge(
                 own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
-                yz, xz, xy, VIRIAL,
+                yz, xz, xy, None, VIRIAL,
             )  # fmt: skip
     q = tl.sum(total, 0) + tl.load(dx + row * X)
     if GIVEN:
