@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from aimnet2_cases import CASES, assert_same, batch, make
+from aimnet2_cases import CASES, assert_same, batch, make, structure
 
-from torchmdnet2 import Evaluator
+from torchmdnet2 import Evaluator, Potential, System, load
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -28,6 +29,43 @@ def test_a_batch():
     """Structures of several charges and sizes: charges are equilibrated in each alone."""
     model, atoms = batch()
     assert_same(Evaluator(model)(atoms), model, atoms, False)
+
+
+# eV/Å: three times what rounding the same arrays gave with autograd (docs/dev/inference_kernels.md)
+MIXED = {
+    "three passes": 2.5e-6, "two passes, charges as published": 1.5e-6, "terms of all pairs": 1.2e-4, "a cell": 7e-6,
+    "four passes, another width, two hidden layers of the head": 4e-6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_precision(name):
+    model, atoms = CASES[name]
+    mixed_error, error = (error_of(model, atoms, precision) for precision in ("mixed", "native"))
+    assert 3 * error < mixed_error <= MIXED[name], "beyond the bound, or nothing was rounded"
+
+
+def test_mixed_precision_of_trained_weights():
+    """The bound of docs/evaluator.md, where forces are 6.5 eV/Å."""
+    assert error_of(load("aimnet2"), structure("H2O", 0.0), "mixed") <= 5e-4
+
+
+@pytest.mark.parametrize("name", ["four members, terms of all pairs", "two members, two structures"])
+def test_members_in_mixed_precision(name):
+    model, atoms = CASES[name]
+    assert error_of(model, atoms, "mixed") <= 1.2e-4
+
+
+def error_of(model: Potential, atoms: System, precision: str) -> float:
+    """The largest error of a force against float64, eV/Å; charges and energies are checked."""
+    stress = bool(atoms.pbc.any())
+    evaluator = Evaluator(model, precision=precision)  # type: ignore[arg-type]
+    found, exact = evaluator(atoms, stress=stress), copy.deepcopy(model).double().reference(atoms, stress=stress)
+    assert evaluator.fused and ("bfloat16" in evaluator.report()) == (precision == "mixed")
+    assert float((found.charges - exact.charges).abs().max()) <= 3e-5
+    assert float((found.energy - exact.energy).abs().max()) <= 3e-5
+    assert not stress or float((found.stress - exact.stress).abs().max()) <= 1e-6
+    return float((found.forces - exact.forces).abs().max())
 
 
 def test_what_the_kernels_do_not_cover_runs_by_autograd():
