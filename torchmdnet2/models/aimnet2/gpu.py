@@ -27,6 +27,8 @@ class LaunchShapes(NamedTuple):
         features: features A in a program of the sums; edges: number of edges loaded ahead; warps: warps of a program.
         rows, cols, depth, layer_warps, stages: tile, warps and pipeline stages of matrix products.
         parts: number of warps among which the sum of a product is divided; 1 if warps share rows and columns instead.
+        overlap: 1 or 2, how early each kernel is launched (triton_launch.py), where it can be early.
+        ahead: steps of a divided sum whose weights are read before the kernel before has ended.
     """
 
     features: int
@@ -38,6 +40,8 @@ class LaunchShapes(NamedTuple):
     layer_warps: int
     stages: int
     parts: int = 1
+    overlap: int = 1
+    ahead: int = 1
 
 
 @dataclass(eq=False)
@@ -324,12 +328,13 @@ class FusedAIMNet2(ChargeNetwork):
         while inputs // shapes.parts % (2 * depth) == 0 and depth < shapes.depth:
             depth *= 2
         return {
-            "BM": shapes.rows, "BN": shapes.cols, "BK": depth, "KS": shapes.parts, "PREC": self.precision,
-            "num_warps": shapes.layer_warps, "num_stages": shapes.stages, **self._options(shapes),
+            "BM": shapes.rows, "BN": shapes.cols, "BK": depth, "KS": shapes.parts, "AHEAD": shapes.ahead,
+            "PREC": self.precision, "num_warps": shapes.layer_warps, "num_stages": shapes.stages,
+            **self._options(shapes),
         }  # fmt: skip
 
     def launch_options(self, shapes: LaunchShapes) -> dict[str, Any]:
-        return {"PDL": 1, "launch_pdl": True} if self.can_overlap else {"PDL": 0}
+        return {"PDL": shapes.overlap, "launch_pdl": True} if self.can_overlap else {"PDL": 0}
 
     def _options(self, shapes: LaunchShapes) -> dict[str, Any]:
         return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}

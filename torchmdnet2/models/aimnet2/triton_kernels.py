@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...core.triton_launch import after_previous
+from ...core.triton_launch import after_previous, before_next
 from ..tensornet.triton_products import dense, dot, dot_parts, settle
 
 __all__ = [
@@ -39,6 +39,7 @@ def edge_kernel(
     """Write, for each edge, radial functions and their slopes [C, R], and direction with 1/d [C, 4]."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     after_previous(PDL)
+    before_next(PDL)
     use = e < tl.load(row_ptr + num_atoms)
     e = e.to(tl.int64)
     x = tl.load(vec + e * 3, use, other=1.0)
@@ -209,6 +210,7 @@ def convolve_kernel(
     """
     part = tl.program_id(1)
     after_previous(PDL)
+    before_next(PDL)
     if part < A // BA:
         convolve_features(row_ptr, sender, radial, direction, key, values, units, combine, x, vectors, part, A, R, H,
                           P, X, VALUES, BA, U, KEYED, BLOCK)  # fmt: skip
@@ -280,6 +282,7 @@ def spread_gradient_kernel(
     combine += member * (A * R * H)
     combine_charges += member * (R * H)
     after_previous(PDL)
+    before_next(PDL)
     row = dx + i * X
     if part < A // BA:
         rows = part * BA + tl.arange(0, BA)[:, None]
@@ -459,6 +462,7 @@ def convolve_gradient_kernel(
     """
     part = tl.program_id(1)
     after_previous(PDL)
+    before_next(PDL)
     if part < A // BA:
         gradient_of_features(
             row_ptr, sender, radial, slope, direction, key, values, units, dm, dm_units, dx, da, last_slope, gradient,
@@ -478,6 +482,7 @@ def sum_slots_kernel(
     """Sum forces [N, 3] and virial [N, 9] over all slots of pull [SLOTS, N, 9]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     after_previous(PDL)
+    before_next(PDL)
     c = tl.arange(0, 16)[None, :]
     ok = (rows < num_atoms)[:, None] & (c < (9 if VIRIAL else 3))
     at = rows[:, None].to(tl.int64) * 9 + c
@@ -511,6 +516,7 @@ def equilibrate_kernel(
     """
     b = tl.program_id(0)
     after_previous(PDL)
+    before_next(PDL)
     first_row = tl.program_id(2) * tl.load(ptr + tl.num_programs(0))
     start, end = first_row + tl.load(ptr + b), first_row + tl.load(ptr + b + 1)
     sum_q, sum_u = tl.zeros([BM], tl.float64), tl.zeros([BM], tl.float64)
@@ -565,6 +571,7 @@ def equilibrate_gradient_kernel(
     """
     b = tl.program_id(0)
     after_previous(PDL)
+    before_next(PDL)
     first_row = tl.program_id(2) * tl.load(ptr + tl.num_programs(0))
     start, end = first_row + tl.load(ptr + b), first_row + tl.load(ptr + b + 1)
     sums = tl.zeros([BM], tl.float64)
@@ -596,28 +603,35 @@ def equilibrate_gradient_kernel(
 
 
 @triton.jit
+def weights_at(w_at, low, PREC: tl.constexpr):
+    """Return weights, or their two parts, of which the second one begins `low` numbers further."""
+    high = tl.load(w_at)
+    return (high, tl.load(w_at + low)) if PREC == "bf16x3" else (high, high)
+
+
+@triton.jit
 def dense_divided(
     a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+    KS: tl.constexpr, AHEAD: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`dense` for few atoms: each of KS warps sums a part of K, so that no warp waits for a long row of products.
 
-    It reads the first weights before it waits for the previous kernel.
+    It reads the weights of the first AHEAD steps before it waits for the previous kernel.
     """
-    SPLIT: tl.constexpr = PREC == "bf16x3"
     k = (tl.arange(0, KS) * (K // KS))[:, None] + tl.arange(0, BK)[None, :]
     x_at = a + rows[None, :, None].to(tl.int64) * K + k[:, None, :]
     w_at = w + k[:, :, None] * N + cols[None, None, :]
     there = ok[None, :, None]
     y = tl.zeros([KS, BM, BN], tl.float32)
-    for first in tl.static_range(0, K // KS, BK):
-        v = tl.load(w_at + first * N)
-        if SPLIT:
-            low = tl.load(w_at + (K * N + first * N))
-        if first == 0:
-            after_previous(PDL)
-        x = tl.load(x_at + first, there, other=0.0, cache_modifier=".cg")
-        y = dot_parts(x, v, low, y) if SPLIT else dot(x, v, y, PREC)
+    ahead = ()
+    for step in tl.static_range(min(AHEAD, K // KS // BK)):
+        ahead = ahead + (weights_at(w_at + step * BK * N, K * N, PREC),)  # noqa: RUF005
+    after_previous(PDL)
+    before_next(PDL)
+    for step in tl.static_range(K // KS // BK):
+        v, low = ahead[step] if step < AHEAD else weights_at(w_at + step * BK * N, K * N, PREC)
+        x = tl.load(x_at + step * BK, there, other=0.0, cache_modifier=".cg")
+        y = dot_parts(x, v, low, y) if PREC == "bf16x3" else dot(x, v, y, PREC)
     return settle(tl.sum(y, 0), BM, BN)
 
 
@@ -638,17 +652,18 @@ def dense_parts(
 @triton.jit
 def product(
     a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+    KS: tl.constexpr, AHEAD: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A @ W [BM, BN], after the kernel before. K is divided among KS warps, or not (1)."""
     if KS > 1:
-        y = dense_divided(a, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
-    elif PREC == "bf16x3":
-        after_previous(PDL)
-        y = dense_parts(a, w, rows, cols, ok, K, N, BM, BN, BK)
+        y = dense_divided(a, w, rows, cols, ok, K, N, BM, BN, BK, KS, AHEAD, PREC, PDL)
     else:
         after_previous(PDL)
-        y = dense(a, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
+        before_next(PDL)
+        if PREC == "bf16x3":
+            y = dense_parts(a, w, rows, cols, ok, K, N, BM, BN, BK)
+        else:
+            y = dense(a, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
     return y
 
 
@@ -662,7 +677,7 @@ def of_member(w, member, K: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr):
 def layer_kernel(
     x, w, bias, y, slope, before, predicted, num_atoms,
     K: tl.constexpr, N: tl.constexpr, Y: tl.constexpr, W: tl.constexpr, ACTIVATE: tl.constexpr, UPDATE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, AHEAD: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr, sent=None, units=None,
 ):  # fmt: skip
     """A linear layer, then GELU, x Φ(x), with its slope (ACTIVATE), of the N = num_atoms rows of each member.
@@ -680,7 +695,7 @@ def layer_kernel(
     before, predicted = before + first * Y, predicted + first * 2
     w, bias = of_member(w, member, K, N, PREC), bias + member * N
     ok = rows < num_atoms
-    out = product(x, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL) + tl.load(bias + cols)[None, :]
+    out = product(x, w, rows, cols, ok, K, N, BM, BN, BK, KS, AHEAD, PREC, PDL) + tl.load(bias + cols)[None, :]
     rows = rows[:, None].to(tl.int64)
     if ACTIVATE:
         below = 0.5 * (1.0 + tl.erf(out * 0.7071067811865476))
@@ -709,7 +724,7 @@ def layer_kernel(
 def layer_gradient_kernel(
     g, w, slope, out, num_atoms,
     K: tl.constexpr, N: tl.constexpr, ACTIVATED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, AHEAD: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The gradient before the activation of the layer below (ACTIVATED: times its slope [., N]), from g [., K]."""
@@ -719,7 +734,7 @@ def layer_gradient_kernel(
     first = member * num_atoms
     g, slope, out, w = g + first * K, slope + first * N, out + first * N, of_member(w, member, K, N, PREC)
     ok = rows < num_atoms
-    value = product(g, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
+    value = product(g, w, rows, cols, ok, K, N, BM, BN, BK, KS, AHEAD, PREC, PDL)
     at = rows[:, None].to(tl.int64) * N + cols[None, :]
     if ACTIVATED:
         value *= tl.load(slope + at, ok[:, None], other=0.0)
@@ -739,6 +754,7 @@ def energy_kernel(
     y, slope, energy, gradient = y + first * N, slope + first * N, energy + first, gradient + first * N
     w, bias = w + member * N, bias + member
     after_previous(PDL)
+    before_next(PDL)
     ok = (rows < num_atoms)[:, None] & (c < N)
     at = rows[:, None].to(tl.int64) * N + c
     weight = tl.load(w + c, c < N, other=0.0)
