@@ -200,12 +200,14 @@ def tensornet2(capability: int, sizes: list[int], channels: int) -> None:
             fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()
 
 
-def aimnet2(sizes: list[int]) -> None:
+def aimnet2(capability: int, sizes: list[int]) -> None:
     """Launch steps of the shipped potential, whose priors count all pairs."""
-    fused = FusedModel(load("aimnet2"), "native")
-    for num_atoms in sizes:
-        print(f"AIMNet2, {num_atoms} atoms")
-        fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()
+    for precision in ("native", "mixed"):
+        fused = FusedModel(load("aimnet2"), precision)
+        fused.net.can_overlap = capability >= 90  # type: ignore[attr-defined]
+        for num_atoms in sizes:
+            print(f"AIMNet2, {precision}, {num_atoms} atoms")
+            fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()
 
 
 def main() -> int:
@@ -230,7 +232,7 @@ def main() -> int:
     if "messages" in options.models:
         messages([22, 1029], options.channels)
     if "aimnet2" in options.models:
-        aimnet2(options.atoms)
+        aimnet2(options.capability, options.atoms)
     print(f"{compiled.count} kernels, {compiled.failed} do not compile or do not fit")
     return int(compiled.failed > 0)
 

@@ -1,26 +1,53 @@
 """Times of energies and forces: the potential `aimnet2` beside one member of the authors' TorchScript file.
 
     python -m scripts.bench aimnet2 aimnet2_wb97m-d3_ens.jpt --device cuda
+    python -m scripts.bench aimnet2 --shapes --device cuda --molecules 8 56 343 3375
 
 The file is a program, which is run: use one that you trust (docs/models.md says where it comes from). Structures are
 droplets of water. A bound step, the Evaluator's call and the file take turns; the medians are printed, and the largest
-difference of forces.
+difference of forces. With --shapes no file is needed: bound steps in float32 and in mixed precision, each with the
+launch shapes that are used and with others, take turns; medians, errors of forces against float64 (up to 1,100 atoms)
+and, with --kernels, the times of the kernels are printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from ase.build import molecule
 
 from torchmdnet2 import Evaluator, System, load
+from torchmdnet2.engine.fused_step import FusedModel
+
+from .tensornet2 import by_kernel, held
 
 DENSITY = 0.0334  # molecules of water per Å³
+FEW: dict[str, dict[str, Any]] = {
+    "next kernel early": {"overlap": 2}, "two steps ahead": {"ahead": 2}, "all ahead": {"ahead": 8},
+    "early, two ahead": {"overlap": 2, "ahead": 2}, "early, all ahead": {"overlap": 2, "ahead": 8},
+    "early, all ahead, depth 32": {"overlap": 2, "ahead": 8, "depth": 32},
+}  # fmt: skip
+SOME: dict[str, dict[str, Any]] = {
+    "next kernel early": {"overlap": 2}, "8 features": {"features": 8}, "4 features": {"features": 4},
+    "8 features, 2 warps": {"features": 8, "warps": 2}, "4 edges": {"edges": 4}, "1 edge": {"edges": 1},
+    "8 features, 1 edge": {"features": 8, "edges": 1},
+    "32 × 32, 2 warps": {"rows": 32, "cols": 32, "depth": 32, "layer_warps": 2, "stages": 3},
+    "32 × 64, 2 warps": {"rows": 32, "cols": 64, "depth": 32, "layer_warps": 2, "stages": 3},
+    "64 × 32, 2 warps": {"rows": 64, "cols": 32, "depth": 32, "layer_warps": 2, "stages": 3},
+    "64 × 32, depth 64": {"rows": 64, "cols": 32, "depth": 64, "layer_warps": 2, "stages": 3},
+    "64 × 64, 4 warps": {"rows": 64, "cols": 64, "depth": 32, "layer_warps": 4, "stages": 3},
+    "64 × 64, depth 64": {"rows": 64, "cols": 64, "depth": 64, "layer_warps": 4, "stages": 3},
+    "128 × 64, 4 warps": {"rows": 128, "cols": 64, "depth": 32, "layer_warps": 4, "stages": 3},
+    "four stages": {"stages": 4}, "two stages": {"stages": 2},
+}  # fmt: skip
+"""Other launch shapes, of up to 64 atoms and of more, by what differs from those that are used."""
 
 
 def droplet(molecules: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,8 +73,40 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def other_shapes(system: System, repeat: int, kernels: bool) -> None:
+    """Print a line for each precision and launch shape; steps take turns."""
+    potential, atoms = load("aimnet2", system.device), system.num_atoms
+    exact = None
+    if atoms <= 1100:
+        exact = copy.deepcopy(potential).double().reference(system.to(dtype=torch.float64)).forces
+    steps: dict[str, Any] = {}
+    for precision in ("native", "mixed"):
+        model = FusedModel(potential, precision)
+        chosen = model.net.launch_shapes(atoms)
+        for name, changed in {"as used": {}, **(FEW if atoms <= 64 else SOME)}.items():
+            shapes = chosen._replace(**changed)
+            if f"{precision}, as used" in steps and shapes == chosen:
+                continue
+            try:
+                steps[f"{precision}, {name}"] = held(model, system, shapes)
+            except Exception as error:  # the others are timed
+                print(f"{atoms:6} atoms: {precision}, {name}: {type(error).__name__}: {str(error)[:200]}")
+        if kernels:
+            for kernel, ms in by_kernel(model, system).items():
+                print(f"{atoms:6} atoms: {precision}, {1e3 * ms:8.1f} µs {kernel}")
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeat):
+        for name, step in steps.items():
+            times[name].append(seconds(lambda step=step: [step.run() for _ in range(10)], system.device) / 10)
+    for name, step in steps.items():
+        error = "" if exact is None else f"{float((step.results().forces - exact).abs().max()):9.1e} eV/Å"
+        print(f"{atoms:6} atoms: {1e3 * statistics.median(times[name]):8.4f} ms {error} {name}", flush=True)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help="aimnet2_wb97m-d3_ens.jpt")
+    parser.add_argument("file", nargs="?", help="aimnet2_wb97m-d3_ens.jpt")
+    parser.add_argument("--shapes", action="store_true", help="time precisions and launch shapes, without the file")
+    parser.add_argument("--kernels", action="store_true", help="with --shapes: print the times of the kernels, too")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--molecules", type=int, nargs="+", default=[8, 56, 343], help="of water, in each droplet")
     parser.add_argument("--alone", type=int, nargs="*", default=[], help="as --atoms, without the file")
@@ -56,6 +115,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
+    if options.shapes:
+        for count in options.molecules:
+            numbers, positions = droplet(count)
+            other_shapes(System(z=numbers, pos=positions).to(device=device), options.repeat, options.kernels)
+        return
+    if options.file is None:
+        raise SystemExit("give the authors' file, or --shapes")
     torch._C._jit_set_profiling_executor(False)  # new shapes would compile anew
     theirs = torch.jit.load(options.file, map_location=device)
     if hasattr(theirs, "models"):  # a file of four members

@@ -11,6 +11,7 @@ from test_evaluator_gpu import no_waiting, random_atoms
 from test_tensornet2_gpu import assert_same
 
 from torchmdnet2 import Evaluator, Potential, System, load
+from torchmdnet2.benchmark import water_box
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -59,6 +60,20 @@ def test_the_shipped_potential_and_batches():
     for system in (batch, batch.replace(pos=1.02 * batch.pos), batch.replace(z=batch.z.flip(0)), batch):
         assert_same(potential, evaluator(system), system)
     assert evaluator.fused
+
+
+@pytest.mark.parametrize("side", [2, 4, 7])
+def test_mixed_precision(side):
+    """The bound of docs/evaluator.md for trained weights; replayed, the same bits."""
+    potential, box = load("aimnet2", "cuda"), water_box(side)
+    system = System(z=box.z, pos=box.pos).to("cuda")
+    exact = copy.deepcopy(potential).double().reference(system.to(dtype=torch.float64))
+    evaluator = Evaluator(potential, precision="mixed", graphs=True)
+    found = evaluator(system)
+    assert "bfloat16" in evaluator.report() and "replayed as one CUDA graph" in evaluator.report()
+    assert 1e-5 < float((found.forces - exact.forces).abs().max()) <= 5e-4
+    assert float((found.charges - exact.charges).abs().max()) <= 1e-4
+    assert torch.equal(found.forces, evaluator(system).forces)
 
 
 @pytest.mark.parametrize("n", [22, 166, 1029])

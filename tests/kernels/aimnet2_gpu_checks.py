@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from aimnet2_cases import CASES, assert_same, batch, make, structure
 
 from torchmdnet2 import Evaluator, Potential, System, load
+from torchmdnet2.models.aimnet2.gpu import FusedAIMNet2, LaunchShapes
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -54,6 +55,17 @@ def test_mixed_precision_of_trained_weights():
 def test_members_in_mixed_precision(name):
     model, atoms = CASES[name]
     assert error_of(model, atoms, "mixed") <= 1.2e-4
+
+
+SHAPES = LaunchShapes(4, 2, 1, 64, 32, 32, 2, 3), LaunchShapes(2, 4, 1, 16, 16, 16, 4, 1, parts=4, ahead=3)
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize(("precision", "bound"), [("native", 5e-8), ("mixed", MIXED["three passes"])])
+def test_other_launch_shapes(precision, bound, shapes, monkeypatch):
+    """Products that are not divided, and divided ones in several steps."""
+    monkeypatch.setattr(FusedAIMNet2, "launch_shapes", lambda *given: shapes)
+    assert error_of(*CASES["three passes"], precision) <= bound
 
 
 def error_of(model: Potential, atoms: System, precision: str) -> float:
