@@ -30,6 +30,7 @@ from .tensornet2 import by_kernel, held
 
 DENSITY = 0.0334  # molecules of water per Å³
 FEW: dict[str, dict[str, Any]] = {
+    "charges joined": {"joined": True}, "early, all ahead, joined": {"overlap": 2, "ahead": 8, "joined": True},
     "next kernel early": {"overlap": 2}, "two steps ahead": {"ahead": 2}, "all ahead": {"ahead": 8},
     "early, two ahead": {"overlap": 2, "ahead": 2}, "early, all ahead": {"overlap": 2, "ahead": 8},
     "early, all ahead, depth 32": {"overlap": 2, "ahead": 8, "depth": 32},

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from aimnet2_cases import CASES, assert_same, batch, make, structure
@@ -66,6 +67,17 @@ def test_other_launch_shapes(precision, bound, shapes, monkeypatch):
     """Products that are not divided, and divided ones in several steps."""
     monkeypatch.setattr(FusedAIMNet2, "launch_shapes", lambda *given: shapes)
     assert error_of(*CASES["three passes"], precision) <= bound
+
+
+def test_charges_equilibrated_where_they_are_summed(monkeypatch):
+    """Of several structures and members, to the bit as by a kernel between."""
+    shapes = LaunchShapes(4, 4, 1, 16, 16, 16, 4, 1, parts=4)
+    for model, atoms in (batch(), CASES["two members, two structures"]):
+        found = []
+        for joined in (False, True):
+            monkeypatch.setattr(FusedAIMNet2, "launch_shapes", lambda *given, way=joined: shapes._replace(joined=way))
+            found.append(Evaluator(model)(atoms))
+        assert torch.equal(found[0].charges, found[1].charges) and torch.equal(found[0].forces, found[1].forces)
 
 
 def error_of(model: Potential, atoms: System, precision: str) -> float:

@@ -29,6 +29,7 @@ class LaunchShapes(NamedTuple):
         parts: number of warps among which the sum of a product is divided; 1 if warps share rows and columns instead.
         overlap: 1 or 2, how early each kernel is launched (triton_launch.py), where it can be early.
         ahead: steps of a divided sum whose weights are read before the kernel before has ended.
+        joined: charges are equilibrated by each program that sums them, instead of a kernel between.
     """
 
     features: int
@@ -42,6 +43,7 @@ class LaunchShapes(NamedTuple):
     parts: int = 1
     overlap: int = 1
     ahead: int = 1
+    joined: bool = False
 
 
 @dataclass(eq=False)
@@ -173,7 +175,7 @@ class FusedAIMNet2(ChargeNetwork):
         for k, layers in enumerate(w.passes):
             self._convolve(b, shapes, atoms, edges, k)
             y = self._layers(b, shapes, n, layers, b.x[k], b.slopes[k], k)
-            if k < len(w.passes) - 1:
+            if k < len(w.passes) - 1 and not shapes.joined:
                 kernels.equilibrate_kernel[atoms.ptr.shape[0] - 1, 1, self.members](
                     atoms.ptr, atoms.charge_input, b.predicted[k], b.charges64[max(k - 1, 0)], b.x[k + 1],
                     b.charges[k], b.charges64[k], b.moments[k], X=w.width, PLACE=self._place, FIRST=k == 0,
@@ -188,7 +190,16 @@ class FusedAIMNet2(ChargeNetwork):
             edges.row_ptr, edges.sender, b.radial, b.direction, *self._values(b, atoms, k), w.combine,
             w.combine_charges, b.x[k], b.vectors[k], b.charge_vectors[k], P=self.combinations,
             **self._sums(shapes, k), U=shapes.edges, **self._values_of(b, shapes, k),
+            **(self._charges_of(b, atoms, k - 1) if shapes.joined and k > 0 else {}),
         )  # fmt: skip
+
+    def _charges_of(self, b: Buffers, atoms: Atoms, k: int) -> dict[str, Any]:
+        """Return what the kernel that reads the charges of stage k needs to equilibrate them."""
+        return {
+            "predicted": b.predicted[k], "before": b.charges64[max(k - 1, 0)], "charges64": b.charges64[k],
+            "moments": b.moments[k], "ptr": atoms.ptr, "batch": atoms.batch, "total_charge": atoms.charge_input,
+            "FIRST": k == 0, "EXACT": self.weights.exact_charge,
+        }  # fmt: skip
 
     def _values(self, b: Buffers, atoms: Atoms, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows of the values that pass k sends, the values, and the charges."""

@@ -166,13 +166,65 @@ def convolve_features(
 
 
 @triton.jit
+def charge_before(predicted, before, i, use, FIRST: tl.constexpr):
+    """The charge of atom i, float64, before those of its structure are made to sum up."""
+    q = tl.load(predicted + i * 2, use, other=0.0).to(tl.float64)
+    if not FIRST:
+        q += tl.load(before + i, use, other=0.0)
+    return q
+
+
+@triton.jit
+def weight_of(predicted, i, use, EXACT: tl.constexpr):
+    """Return u = f² + ε of atom i, float64."""
+    f = tl.load(predicted + i * 2 + 1, use, other=0.0).to(tl.float64)
+    u = f * f
+    if EXACT:
+        u += 1e-6
+    return u
+
+
+@triton.jit
+def sums_of_charges(predicted, before, start, end, FIRST: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr):
+    """Return Σ q and Σ u of the atoms of a structure."""
+    sum_q, sum_u = tl.zeros([BM], tl.float64), tl.zeros([BM], tl.float64)
+    for first in range(start, end, BM):
+        i = first + tl.arange(0, BM)
+        use = i < end
+        i = i.to(tl.int64)
+        q = charge_before(predicted, before, i, use, FIRST)
+        u = weight_of(predicted, i, use, EXACT)
+        sum_q += q
+        sum_u += tl.where(use, u, 0.0)
+    largest = tl.sum(sum_u, 0)
+    if not EXACT:
+        largest += 1e-6
+    return tl.sum(sum_q, 0), largest
+
+
+@triton.jit
 def convolve_charges(
-    row_ptr, sender, radial, direction, charges, combine, x, vectors,
+    row_ptr, sender, radial, direction, charges, combine, x, vectors, predicted, before, charges64, moments, ptr, batch,
+    total_charge,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, U: tl.constexpr,
+    JOINED: tl.constexpr, FIRST: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     i, row, member = own_row()
     charges += row - i
     combine += member * (R * H)
+    if JOINED:  # `equilibrate_kernel` of the structure, as far as this atom and its neighbors need it
+        predicted, before, charges64 = predicted + (row - i) * 2, before + (row - i), charges64 + row
+        s = tl.load(batch + i)
+        first_atom, last = tl.load(ptr + s), tl.load(ptr + s + 1)
+        sum_q, largest = sums_of_charges(predicted, before, first_atom, last, FIRST, EXACT, BM)
+        lacking = (tl.load(total_charge + first_atom).to(tl.float64) - sum_q) / largest
+        q = charge_before(predicted, before, i, i < last, FIRST) + weight_of(predicted, i, i < last, EXACT) * lacking
+        tl.store(charges64, q)
+        tl.store(charges + i, q.to(tl.float32))
+        tl.store(x + row * X + (2 * A * R + A * H), q.to(tl.float32))
+        if i == first_atom:
+            tl.store(moments + row * 2, lacking)
+            tl.store(moments + row * 2 + 1, largest)
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
     s = tl.zeros([1, R], tl.float32)
@@ -180,7 +232,12 @@ def convolve_charges(
     for first in range(start, end, U):
         for k in tl.static_range(U):
             there, e, j, ux, uy, uz, _inverse = edge_of(first + k, end, sender, direction)
-            sent = tl.load(radial + e * R + r) * (there * tl.load(charges + j))
+            if JOINED:
+                q = charge_before(predicted, before, j, j < last, FIRST)
+                q = (q + weight_of(predicted, j, j < last, EXACT) * lacking).to(tl.float32)
+            else:
+                q = tl.load(charges + j)
+            sent = tl.load(radial + e * R + r) * (there * q)
             s += sent
             vx += sent * ux
             vy += sent * uy
@@ -197,7 +254,8 @@ def convolve_kernel(
     row_ptr, sender, radial, direction, key, values, charges, combine, combine_charges, x, vectors, charge_vectors,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, PDL: tl.constexpr,
-    units=None, BLOCK: tl.constexpr = 1,
+    units=None, BLOCK: tl.constexpr = 1, predicted=None, before=None, charges64=None, moments=None, ptr=None,
+    batch=None, total_charge=None, FIRST: tl.constexpr = False, EXACT: tl.constexpr = True, BM: tl.constexpr = 64,
 ):  # fmt: skip
     """Program (i, part, member): sums and squares of atom i, of BA features or in the last part of charges (CHARGES).
 
@@ -207,6 +265,7 @@ def convolve_kernel(
         values: [., VALUES], the first A·R numbers of a row; units: [., VALUES / BLOCK], of int16.
         charges: [N]. combine: [A, R, H], combine_charges: [R, H].
         x: [N, X], written. vectors: [N, 3, A·P], charge_vectors: [N, 3, P], written.
+        predicted …: as for `equilibrate_kernel`, which is then not launched; batch: [N] the structure of each atom.
     """
     part = tl.program_id(1)
     after_previous(PDL)
@@ -215,8 +274,10 @@ def convolve_kernel(
         convolve_features(row_ptr, sender, radial, direction, key, values, units, combine, x, vectors, part, A, R, H,
                           P, X, VALUES, BA, U, KEYED, BLOCK)  # fmt: skip
     elif CHARGES:
-        convolve_charges(row_ptr, sender, radial, direction, charges, combine_charges, x, charge_vectors, A, R, H, P,
-                         X, U)  # fmt: skip
+        convolve_charges(
+            row_ptr, sender, radial, direction, charges, combine_charges, x, charge_vectors, predicted, before,
+            charges64, moments, ptr, batch, total_charge, A, R, H, P, X, U, predicted is not None, FIRST, EXACT, BM,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -519,39 +580,16 @@ def equilibrate_kernel(
     before_next(PDL)
     first_row = tl.program_id(2) * tl.load(ptr + tl.num_programs(0))
     start, end = first_row + tl.load(ptr + b), first_row + tl.load(ptr + b + 1)
-    sum_q, sum_u = tl.zeros([BM], tl.float64), tl.zeros([BM], tl.float64)
-    for first in range(start, end, BM):
-        i = first + tl.arange(0, BM)
-        use = i < end
-        i = i.to(tl.int64)
-        q = tl.load(predicted + i * 2, use, other=0.0).to(tl.float64)
-        if not FIRST:
-            q += tl.load(before + i, use, other=0.0)
-        f = tl.load(predicted + i * 2 + 1, use, other=0.0).to(tl.float64)
-        u = f * f
-        if EXACT:
-            u += 1e-6
-        sum_q += q
-        sum_u += tl.where(use, u, 0.0)
-    largest = tl.sum(sum_u, 0)
-    if not EXACT:
-        largest += 1e-6
+    sum_q, largest = sums_of_charges(predicted, before, start, end, FIRST, EXACT, BM)
     if start < end:
-        lacking = (tl.load(total_charge + start - first_row).to(tl.float64) - tl.sum(sum_q, 0)) / largest
+        lacking = (tl.load(total_charge + start - first_row).to(tl.float64) - sum_q) / largest
         tl.store(moments + start * 2, lacking)
         tl.store(moments + start * 2 + 1, largest)
         for first in range(start, end, BM):
             i = first + tl.arange(0, BM)
             use = i < end
             i = i.to(tl.int64)
-            q = tl.load(predicted + i * 2, use, other=0.0).to(tl.float64)
-            if not FIRST:
-                q += tl.load(before + i, use, other=0.0)
-            f = tl.load(predicted + i * 2 + 1, use, other=0.0).to(tl.float64)
-            u = f * f
-            if EXACT:
-                u += 1e-6
-            q += u * lacking
+            q = charge_before(predicted, before, i, use, FIRST) + weight_of(predicted, i, use, EXACT) * lacking
             tl.store(charges64 + i, q, use)
             tl.store(charges + i, q.to(tl.float32), use)
             tl.store(x + i * X + PLACE, q.to(tl.float32), use)
@@ -625,7 +663,7 @@ def dense_divided(
     y = tl.zeros([KS, BM, BN], tl.float32)
     ahead = ()
     for step in tl.static_range(min(AHEAD, K // KS // BK)):
-        ahead = ahead + (weights_at(w_at + step * BK * N, K * N, PREC),)  # noqa: RUF005
+        ahead = ahead + (weights_at(w_at + step * BK * N, K * N, PREC),)  # type: ignore[assignment]  # noqa: RUF005
     after_previous(PDL)
     before_next(PDL)
     for step in tl.static_range(K // KS // BK):
