@@ -186,7 +186,7 @@ def weight_of(predicted, i, use, EXACT: tl.constexpr):
 
 @triton.jit
 def sums_of_charges(predicted, before, start, end, FIRST: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr):
-    """Return Σ q and Σ u of the atoms of a structure."""
+    """Return Σ q of the atoms of a structure, to be summed over BM lanes, and Σ u."""
     sum_q, sum_u = tl.zeros([BM], tl.float64), tl.zeros([BM], tl.float64)
     for first in range(start, end, BM):
         i = first + tl.arange(0, BM)
@@ -199,7 +199,7 @@ def sums_of_charges(predicted, before, start, end, FIRST: tl.constexpr, EXACT: t
     largest = tl.sum(sum_u, 0)
     if not EXACT:
         largest += 1e-6
-    return tl.sum(sum_q, 0), largest
+    return sum_q, largest
 
 
 @triton.jit
@@ -217,7 +217,7 @@ def convolve_charges(
         s = tl.load(batch + i)
         first_atom, last = tl.load(ptr + s), tl.load(ptr + s + 1)
         sum_q, largest = sums_of_charges(predicted, before, first_atom, last, FIRST, EXACT, BM)
-        lacking = (tl.load(total_charge + first_atom).to(tl.float64) - sum_q) / largest
+        lacking = (tl.load(total_charge + first_atom).to(tl.float64) - tl.sum(sum_q, 0)) / largest
         q = charge_before(predicted, before, i, i < last, FIRST) + weight_of(predicted, i, i < last, EXACT) * lacking
         tl.store(charges64, q)
         tl.store(charges + i, q.to(tl.float32))
@@ -233,11 +233,11 @@ def convolve_charges(
         for k in tl.static_range(U):
             there, e, j, ux, uy, uz, _inverse = edge_of(first + k, end, sender, direction)
             if JOINED:
-                q = charge_before(predicted, before, j, j < last, FIRST)
-                q = (q + weight_of(predicted, j, j < last, EXACT) * lacking).to(tl.float32)
+                added = weight_of(predicted, j, j < last, EXACT) * lacking
+                charge = (charge_before(predicted, before, j, j < last, FIRST) + added).to(tl.float32)
+                sent = tl.load(radial + e * R + r) * (there * charge)
             else:
-                q = tl.load(charges + j)
-            sent = tl.load(radial + e * R + r) * (there * q)
+                sent = tl.load(radial + e * R + r) * (there * tl.load(charges + j))
             s += sent
             vx += sent * ux
             vy += sent * uy
@@ -582,7 +582,7 @@ def equilibrate_kernel(
     start, end = first_row + tl.load(ptr + b), first_row + tl.load(ptr + b + 1)
     sum_q, largest = sums_of_charges(predicted, before, start, end, FIRST, EXACT, BM)
     if start < end:
-        lacking = (tl.load(total_charge + start - first_row).to(tl.float64) - sum_q) / largest
+        lacking = (tl.load(total_charge + start - first_row).to(tl.float64) - tl.sum(sum_q, 0)) / largest
         tl.store(moments + start * 2, lacking)
         tl.store(moments + start * 2 + 1, largest)
         for first in range(start, end, BM):
