@@ -55,7 +55,8 @@ def dot(a, b, y, PREC: tl.constexpr):
 def dot_parts(a, high, low, y):
     """y + A @ (high + low) for bfloat16 parts of B, and of A, which is split here. 17 bits count: the product of the
     two rests is left out."""
-    a_high = (a.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)  # two of them are packed at once
+    # by its bits: conversions there and back are slow, one of two numbers to bfloat16 is quick
+    a_high = ((a.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
     part = tl.dot((a - a_high).to(tl.bfloat16), high)
     part = tl.dot(a_high.to(tl.bfloat16), low, part)
     return y + tl.dot(a_high.to(tl.bfloat16), high, part)
