@@ -23,7 +23,7 @@ class AIMNet2Path(MemberPath):
 
     predicts_charges = True
     arithmetic = MappingProxyType(
-        {**FastPath.arithmetic, "mixed": "float32, int16 between neighbors, matrix products in three bfloat16 parts"}
+        {**FastPath.arithmetic, "mixed": "float32, matrix products of 512 and more atoms in three bfloat16 parts"}
     )
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
@@ -57,9 +57,8 @@ class AIMNet2Path(MemberPath):
         from .gpu import FusedAIMNet2
         from .weights import FrozenAIMNet2
 
-        mixed = precision == "mixed"
-        frozen = [FrozenAIMNet2(*network, energy_scale, device, mixed) for network in networks]
-        return FusedAIMNet2(frozen, PRODUCTS[precision])
+        frozen = [FrozenAIMNet2(representation, head, energy_scale, device) for representation, head in networks]
+        return FusedAIMNet2(frozen, PRODUCTS[precision], precision == "mixed")
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         from .cpu import CpuAIMNet2

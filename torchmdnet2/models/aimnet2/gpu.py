@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
 from . import triton_kernels as kernels
-from .weights import PAD, FrozenAIMNet2, Layer, side_by_side
+from .weights import PAD, FrozenAIMNet2, Layer, in_parts, side_by_side
 
 __all__ = ["Buffers", "FusedAIMNet2", "LaunchShapes"]
 
@@ -28,8 +28,8 @@ class LaunchShapes(NamedTuple):
         rows, cols, depth, layer_warps, stages: tile, warps and pipeline stages of matrix products.
         parts: number of warps among which the sum of a product is divided; 1 if warps share rows and columns instead.
         overlap: 1 or 2, how early each kernel is launched (triton_launch.py), where it can be early.
-        ahead: steps of a divided sum whose weights are read before the kernel before has ended.
         joined: charges are equilibrated by each program that sums them, instead of a kernel between.
+        in_parts: factors of matrix products are sums of two bfloat16 numbers, of models in mixed precision.
     """
 
     features: int
@@ -42,8 +42,8 @@ class LaunchShapes(NamedTuple):
     stages: int
     parts: int = 1
     overlap: int = 1
-    ahead: int = 1
     joined: bool = False
+    in_parts: bool = False
 
 
 @dataclass(eq=False)
@@ -56,9 +56,6 @@ class Buffers:
         predicted [N, 2], charges and charges64 [N], moments [N, 2]: changes of features and charges.
         by_change: [N, G], the gradient in all that is changed.
         hidden, gradients: of layers, in turns.
-        dm: [N, 4, A·R] gradients of sums; in mixed precision [N, A·R] int64, and dm_units [N, A / features] of them.
-        sent: [N, A·R] int16, units: [N, A·R / cols], features that neighbors read in mixed precision, from the second
-            pass on.
     """
 
     energy: Tensor
@@ -85,16 +82,11 @@ class Buffers:
     da: Tensor
     dq: Tensor
     pull: Tensor
-    sent: list[Tensor]
-    units: list[Tensor]
-    dm_units: Tensor | None
 
     @property
     def nbytes(self) -> int:
         def size(value: Any) -> int:
-            if value is None or isinstance(value, list):
-                return sum(map(size, value or []))
-            return value.numel() * value.element_size()
+            return sum(map(size, value)) if isinstance(value, list) else value.numel() * value.element_size()
 
         return sum(size(value) for value in vars(self).values())
 
@@ -104,14 +96,15 @@ class FusedAIMNet2(ChargeNetwork):
 
     Args:
         members: the prepared models, of one form and with the same radial functions.
-        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee"; of models that are not prepared for
-            mixed precision.
+        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
+        mixed: factors of matrix products have 17 bits from 512 atoms on; with less, that is not faster.
     """
 
-    def __init__(self, members: Sequence[FrozenAIMNet2], precision: str = "tf32x3"):
+    def __init__(self, members: Sequence[FrozenAIMNet2], precision: str = "tf32x3", mixed: bool = False):
         self.members, self.weights = len(members), side_by_side(members)
         weights = self.weights
-        self.precision, self.device = "bf16x3" if weights.mixed else precision, weights.device
+        self.in_parts = in_parts(weights) if mixed else weights
+        self.precision, self.mixed, self.device = precision, mixed, weights.device
         self.combinations = 1 << (weights.num_vectors - 1).bit_length()  # P
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
@@ -120,12 +113,17 @@ class FusedAIMNet2(ChargeNetwork):
         num_atoms *= self.members
         a = min(self.weights.channels, 2 if num_atoms <= 400 else 4)
         if num_atoms <= 64:
-            return LaunchShapes(a, 4, 1, 16, 16, 64, 4, 1, parts=4)
+            return LaunchShapes(a, 4, 1, 16, 16, 64, 4, 1, parts=4, overlap=2, joined=True)
         if num_atoms <= 400:
             return LaunchShapes(a, 4, 1, 16, 32, 64, 2, 4)
+        if self.mixed and num_atoms >= 512:
+            return LaunchShapes(a, 2, 1, 64, 64, 64 if num_atoms <= 4096 else 32, 4, 3, in_parts=True)
         if num_atoms <= 4096:
             return LaunchShapes(a, 2, 1, 32, 32, 32, 2, 3)
-        return LaunchShapes(a, 2, 1, 64, 32, 32, 2, 3)
+        return LaunchShapes(a, 2, 1, 32, 64, 32, 2, 3)
+
+    def _weights(self, shapes: LaunchShapes) -> FrozenAIMNet2:
+        return self.in_parts if shapes.in_parts else self.weights
 
     def _parts(self, shapes: LaunchShapes) -> int:
         return self.weights.channels // shapes.features
@@ -134,8 +132,6 @@ class FusedAIMNet2(ChargeNetwork):
         w, n, c, p = self.weights, self.members * max(num_atoms, 1), max(capacity, 1), self.combinations
         a, r, passes = w.channels, w.num_rbf, len(w.passes)
         widest = max(layer.bias.shape[-1] for layers in [*w.passes, w.head] for layer in layers)
-        stages, double, parts = passes - 1, torch.float64, self._parts(shapes)
-        rounded = stages if w.mixed else 0
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=w.device)  # what is beyond the width of a row stays 0
@@ -146,7 +142,8 @@ class FusedAIMNet2(ChargeNetwork):
         def slopes_of(layers: list[Layer]) -> list[Tensor]:
             return [new(n, layer.bias.shape[-1]) for layer in layers]
 
-        slots = passes * parts + stages
+        stages, double = passes - 1, torch.float64
+        slots = passes * self._parts(shapes) + stages
         return Buffers(
             energy=new(n), forces=new(n, 3), virial=new(n, 9), radial=new(c, r), radial_slope=new(c, r),
             direction=new(c, 4), x=each(n, w.width), vectors=each(n, 3, a * p), charge_vectors=each(n, 3, p),
@@ -155,10 +152,8 @@ class FusedAIMNet2(ChargeNetwork):
             by_change=new(n, w.passes[0][-1].bias.shape[-1]), predicted=each(n, 2, number=stages),
             charges=each(n, number=stages),
             charges64=each(n, number=stages, dtype=double), moments=each(n, 2, number=stages, dtype=double),
-            dx=new(n, w.width), dm=new(n, a * r, dtype=torch.int64) if w.mixed else new(n, 4, a * r),
-            dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n), pull=new(slots, n, 9),
-            sent=each(n, a * r, number=rounded, dtype=torch.int16),
-            units=each(n, a * r // self._block(shapes), number=rounded), dm_units=new(n, parts) if w.mixed else None,
+            dx=new(n, w.width), dm=new(n, 4, a * r), dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n),
+            pull=new(slots, n, 9),
         )  # fmt: skip
 
     def charges(self, buffers: Buffers) -> tuple[Tensor, Tensor]:
@@ -167,7 +162,7 @@ class FusedAIMNet2(ChargeNetwork):
     # --- forward -------------------------------------------------------------------------------------------------
 
     def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
-        w, b, n = self.weights, buffers, atoms.num_rows
+        w, b, n = self._weights(shapes), buffers, atoms.num_rows
         kernels.edge_kernel[(-(-edges.sender.shape[0] // 64),)](
             edges.row_ptr, edges.vectors, w.shifts, b.radial, b.radial_slope, b.direction, n, w.eta, 1 / w.cutoff,
             R=w.num_rbf, BE=64, num_warps=4, **self._options(shapes),
@@ -189,7 +184,7 @@ class FusedAIMNet2(ChargeNetwork):
         kernels.convolve_kernel[atoms.num_rows, self._parts(shapes) + (k > 0), self.members](
             edges.row_ptr, edges.sender, b.radial, b.direction, *self._values(b, atoms, k), w.combine,
             w.combine_charges, b.x[k], b.vectors[k], b.charge_vectors[k], P=self.combinations,
-            **self._sums(shapes, k), U=shapes.edges, **self._values_of(b, shapes, k),
+            **self._sums(shapes, k), U=shapes.edges, **self._values_of(k),
             **(self._charges_of(b, atoms, k - 1) if shapes.joined and k > 0 else {}),
         )  # fmt: skip
 
@@ -203,20 +198,11 @@ class FusedAIMNet2(ChargeNetwork):
 
     def _values(self, b: Buffers, atoms: Atoms, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows of the values that pass k sends, the values, and the charges."""
-        values = self.weights.embedding if k == 0 else b.sent[k - 1] if self.weights.mixed else b.x[k]
-        return atoms.z, values, b.charges[max(k - 1, 0)]
+        return atoms.z, self.weights.embedding if k == 0 else b.x[k], b.charges[max(k - 1, 0)]
 
-    def _values_of(self, b: Buffers, shapes: LaunchShapes, k: int) -> dict[str, Any]:
+    def _values_of(self, k: int) -> dict[str, int]:
         elements, features = self.weights.embedding.shape[1:]
-        if k == 0:
-            return {"KEYED": elements, "VALUES": features}
-        if self.weights.mixed:
-            return {"KEYED": 0, "VALUES": features, "units": b.units[k - 1], "BLOCK": self._block(shapes)}
-        return {"KEYED": 0, "VALUES": self.weights.width}
-
-    def _block(self, shapes: LaunchShapes) -> int:
-        """Return the number of features with one unit: those that a program of a layer writes."""
-        return min(shapes.cols, self.weights.features)
+        return {"KEYED": elements, "VALUES": features} if k == 0 else {"KEYED": 0, "VALUES": self.weights.width}
 
     def _layers(
         self, b: Buffers, shapes: LaunchShapes, n: int, layers: list[Layer], x: Tensor, slopes: list[Tensor],
@@ -228,13 +214,11 @@ class FusedAIMNet2(ChargeNetwork):
             inputs, outputs = layer.weight.shape[-2:]
             y, width, before, predicted = _other(b.hidden, x), outputs, x, x
             update = k is not None and k < len(w.passes) - 1 and m == len(layers) - 1
-            roughly: dict[str, Tensor] = {}
             if k is not None and update:
                 y, width, before, predicted = b.x[k + 1], w.width, b.x[k], b.predicted[k]
-                roughly = {"sent": b.sent[k], "units": b.units[k]} if w.mixed else {}
             kernels.layer_kernel[self._grid(shapes, n, outputs)](
                 x, layer.weight, layer.bias, y, slopes[m], before, predicted, n, K=inputs, N=outputs, Y=width,
-                W=w.features, ACTIVATE=layer.activated, UPDATE=update, **self._tile(shapes, inputs), **roughly,
+                W=w.features, ACTIVATE=layer.activated, UPDATE=update, **self._tile(shapes, inputs),
             )  # fmt: skip
             x = y
         return x
@@ -251,7 +235,7 @@ class FusedAIMNet2(ChargeNetwork):
     def differentiate(
         self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
     ) -> None:  # fmt: skip
-        w, b, n = self.weights, buffers, atoms.num_rows
+        w, b, n = self._weights(shapes), buffers, atoms.num_rows
         last = len(w.passes) - 1
         g = self._gradient(b, shapes, n, w.head, b.gradients[0], b.head_slopes, b.slopes[last][-1], None)
         for k in reversed(range(last + 1)):
@@ -296,14 +280,14 @@ class FusedAIMNet2(ChargeNetwork):
         common = self._sums(shapes, k)
         kernels.spread_gradient_kernel[grid](
             b.dx, b.vectors[k], b.charge_vectors[k], w.combine, w.combine_charges, b.dm, b.dm_charges,
-            P=self.combinations, dm_units=b.dm_units, **common,
+            P=self.combinations, **common,
         )  # fmt: skip
         last, below = k == len(w.passes) - 1, w.passes[max(k - 1, 0)][-1]
         first_slot = k * self._parts(shapes) + max(k - 1, 0)
         kernels.convolve_gradient_kernel[grid](
             edges.row_ptr, edges.sender, b.radial, b.radial_slope, b.direction, *self._values(b, atoms, k), b.dm,
             b.dm_charges, b.dx, b.da, b.dq, b.dq if charge_slope is None else charge_slope, b.slopes[max(k - 1, 0)][-1],
-            b.by_change, b.pull[first_slot:], n, dm_units=b.dm_units, **common, **self._values_of(b, shapes, k),
+            b.by_change, b.pull[first_slot:], n, **common, **self._values_of(k),
             G=below.bias.shape[-1], U=shapes.edges, LAST=last, GIVEN=last and charge_slope is not None,
             ACTIVATED=below.activated, VIRIAL=with_virial,
         )  # fmt: skip
@@ -339,9 +323,9 @@ class FusedAIMNet2(ChargeNetwork):
         while inputs // shapes.parts % (2 * depth) == 0 and depth < shapes.depth:
             depth *= 2
         return {
-            "BM": shapes.rows, "BN": shapes.cols, "BK": depth, "KS": shapes.parts, "AHEAD": shapes.ahead,
-            "PREC": self.precision, "num_warps": shapes.layer_warps, "num_stages": shapes.stages,
-            **self._options(shapes),
+            "BM": shapes.rows, "BN": shapes.cols, "BK": depth, "KS": shapes.parts,
+            "PREC": "bf16x3" if shapes.in_parts else self.precision, "num_warps": shapes.layer_warps,
+            "num_stages": shapes.stages, **self._options(shapes),
         }  # fmt: skip
 
     def launch_options(self, shapes: LaunchShapes) -> dict[str, Any]:

@@ -4,10 +4,7 @@ The formulas are those of model.py. Both directions of each edge are listed, and
 alone, without atomics, so that equal inputs give results that are equal to the bit. Charges are equilibrated in
 float64; all other numbers are float32.
 
-In mixed precision, what neighbors read of many numbers, the features that are sent and the gradients of their sums, are
-int16 with a float32 unit for each block of a row: in as many bits, they are more accurate than float16 where numbers of
-one block are alike in size. The four gradients of a sum are one int64. `units` and `dm_units` are None in float32.
-Products are three products of bfloat16 (PREC "bf16x3"), with weights [2, K, N] that are split before.
+In mixed precision, matrix products are three products of bfloat16 (PREC "bf16x3"), with weights [2, K, N] in two parts.
 
 The third axis of programs are the members: networks of the same form on the same atoms and edges. Arrays of atoms have
 M·N rows, member after member; weights have a first dimension M.
@@ -73,35 +70,6 @@ def own_row():
 
 
 @triton.jit
-def rounded(values, largest):
-    """Return int16 of values, for the unit largest / 32767."""
-    return tl.floor(values * (32767.0 / tl.where(largest > 1e-30, largest, 1.0)) + 0.5).to(tl.int16)
-
-
-@triton.jit
-def value_of(values, units, row, at, VALUES: tl.constexpr, BLOCK: tl.constexpr):
-    """Return numbers `at` of a row of values [., VALUES]; with units [., VALUES / BLOCK] they are int16."""
-    value = tl.load(values + row * VALUES + at)
-    if units is not None:
-        value = value.to(tl.float32) * tl.load(units + row * (VALUES // BLOCK) + at // BLOCK)
-    return value
-
-
-@triton.jit
-def gradient_of(dm, row, at, SIZE: tl.constexpr, ROUNDED: tl.constexpr):
-    """Return numbers `at` of a row of the gradients dm [., 4, SIZE]; ROUNDED: in units, from dm [., SIZE]."""
-    if ROUNDED:
-        four = tl.load(dm + row * SIZE + at)
-        low, high = four.to(tl.int32), (four >> 32).to(tl.int32)
-        m0, mx = ((low << 16) >> 16).to(tl.float32), (low >> 16).to(tl.float32)
-        my, mz = ((high << 16) >> 16).to(tl.float32), (high >> 16).to(tl.float32)
-    else:
-        m = dm + row * (4 * SIZE) + at
-        m0, mx, my, mz = tl.load(m), tl.load(m + SIZE), tl.load(m + 2 * SIZE), tl.load(m + 3 * SIZE)
-    return m0, mx, my, mz
-
-
-@triton.jit
 def edge_of(e, end, sender, direction):
     """Return, for one edge, 1 if it exists (else 0), its place in the arrays, sender, direction and 1/d."""
     there = (e < end).to(tl.float32)
@@ -130,14 +98,12 @@ def squares_of(vx, vy, vz, c, vectors, i, at, STRIDE: tl.constexpr):
 
 @triton.jit
 def convolve_features(
-    row_ptr, sender, radial, direction, key, values, units, combine, x, vectors, part,
+    row_ptr, sender, radial, direction, key, values, combine, x, vectors, part,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
-    BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, BLOCK: tl.constexpr,
+    BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr,
 ):  # fmt: skip
     i, row, member = own_row()
     values += member * (KEYED if KEYED else tl.num_programs(0)) * VALUES
-    if units is not None:
-        units += (row - i) * (VALUES // BLOCK)
     combine += member * (A * R * H)
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r, h = tl.arange(0, R), tl.arange(0, P)
@@ -151,7 +117,7 @@ def convolve_features(
             g = tl.load(radial + e * R + r) * there
             if KEYED:
                 j = tl.load(key + j).to(tl.int64)
-            sent = value_of(values, units, j, at, VALUES, BLOCK) * g[None, :]
+            sent = tl.load(values + j * VALUES + at) * g[None, :]
             s += sent
             vx += sent * ux
             vy += sent * uy
@@ -254,15 +220,15 @@ def convolve_kernel(
     row_ptr, sender, radial, direction, key, values, charges, combine, combine_charges, x, vectors, charge_vectors,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, PDL: tl.constexpr,
-    units=None, BLOCK: tl.constexpr = 1, predicted=None, before=None, charges64=None, moments=None, ptr=None,
-    batch=None, total_charge=None, FIRST: tl.constexpr = False, EXACT: tl.constexpr = True, BM: tl.constexpr = 64,
+    predicted=None, before=None, charges64=None, moments=None, ptr=None, batch=None, total_charge=None,
+    FIRST: tl.constexpr = False, EXACT: tl.constexpr = True, BM: tl.constexpr = 64,
 ):  # fmt: skip
     """Program (i, part, member): sums and squares of atom i, of BA features or in the last part of charges (CHARGES).
 
     Args:
         key: [N] row of the values of each atom, of KEYED ones of a member; KEYED = 0: its own, and the values of atom i
             are in x already.
-        values: [., VALUES], the first A·R numbers of a row; units: [., VALUES / BLOCK], of int16.
+        values: [., VALUES], the first A·R numbers of a row.
         charges: [N]. combine: [A, R, H], combine_charges: [R, H].
         x: [N, X], written. vectors: [N, 3, A·P], charge_vectors: [N, 3, P], written.
         predicted …: as for `equilibrate_kernel`, which is then not launched; batch: [N] the structure of each atom.
@@ -271,8 +237,8 @@ def convolve_kernel(
     after_previous(PDL)
     before_next(PDL)
     if part < A // BA:
-        convolve_features(row_ptr, sender, radial, direction, key, values, units, combine, x, vectors, part, A, R, H,
-                          P, X, VALUES, BA, U, KEYED, BLOCK)  # fmt: skip
+        convolve_features(row_ptr, sender, radial, direction, key, values, combine, x, vectors, part, A, R, H, P, X,
+                          VALUES, BA, U, KEYED)  # fmt: skip
     elif CHARGES:
         convolve_charges(
             row_ptr, sender, radial, direction, charges, combine_charges, x, charge_vectors, predicted, before,
@@ -281,62 +247,32 @@ def convolve_kernel(
 
 
 @triton.jit
-def largest_of(value):
-    """Return the largest absolute value of a block."""
-    return tl.max(tl.max(tl.abs(value), 1), 0)
-
-
-@triton.jit
-def pair(first, second):
-    """Two int16 in an int32."""
-    return (first.to(tl.int32) & 0xFFFF) | (second.to(tl.int32) << 16)
-
-
-@triton.jit
 def spread(
-    by_sums, by_squares, vectors, combine, to, unit, a,
-    A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    """For rows a [., 1] of one atom, write the gradient [4, A·R] from those of the sums [A, R] and squares [A, H].
-
-    With a place for their unit, four int16 in one int64 [A·R].
-    """
+    by_sums, by_squares, vectors, combine, to, a, A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr
+):
+    """For rows a [., 1] of one atom, write the gradient [4, A·R] from those of the sums [A, R] and squares [A, H]."""
     r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
     at = a * R + r
-    m0 = tl.load(by_sums + at)
-    if unit is None:
-        tl.store(to + at, m0)
+    tl.store(to + at, tl.load(by_sums + at))
     twice = 2.0 * tl.load(by_squares + a * H + h, h < H, other=0.0)
     c = tl.load(combine + (at[:, :, None] * H + h[:, None, :]), (h < H)[:, None, :], other=0.0)
-    if unit is None:
-        for d in tl.static_range(3):
-            dv = twice * tl.load(vectors + d * (A * P) + a * P + h)
-            tl.store(to + (d + 1) * (A * R) + at, tl.sum(c * dv[:, None, :], 2))
-    else:
-        v = vectors + a * P + h
-        mx = tl.sum(c * (twice * tl.load(v))[:, None, :], 2)
-        my = tl.sum(c * (twice * tl.load(v + A * P))[:, None, :], 2)
-        mz = tl.sum(c * (twice * tl.load(v + 2 * A * P))[:, None, :], 2)
-        largest = tl.maximum(largest_of(m0), tl.maximum(largest_of(mx), tl.maximum(largest_of(my), largest_of(mz))))
-        tl.store(unit, largest * (1.0 / 32767.0))
-        low = pair(rounded(m0, largest), rounded(mx, largest))
-        high = pair(rounded(my, largest), rounded(mz, largest))
-        tl.store(to + at, (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32))
+    for d in tl.static_range(3):
+        dv = twice * tl.load(vectors + d * (A * P) + a * P + h)
+        tl.store(to + (d + 1) * (A * R) + at, tl.sum(c * dv[:, None, :], 2))
 
 
 @triton.jit
 def spread_gradient_kernel(
     dx, vectors, charge_vectors, combine, combine_charges, dm, dm_charges,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, BA: tl.constexpr,
-    CHARGES: tl.constexpr, PDL: tl.constexpr, dm_units=None,
+    CHARGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, part, member): writes the gradients of the sums with radial functions, and with the three directions.
 
     This comes before `convolve_gradient_kernel`, which reads these gradients of the neighbors.
 
     Args:
-        dx: [N, X] gradient of the input of the pass. dm: [N, 4, A·R], dm_charges: [N, 4, R], written; with
-            dm_units: [N, A / BA], written, dm is [N, A·R] int64.
+        dx: [N, X] gradient of the input of the pass. dm: [N, 4, A·R], dm_charges: [N, 4, R], written.
     """
     _, i, member = own_row()
     part = tl.program_id(1)
@@ -347,34 +283,26 @@ def spread_gradient_kernel(
     row = dx + i * X
     if part < A // BA:
         rows = part * BA + tl.arange(0, BA)[:, None]
-        if dm_units is None:
-            dm += i * (4 * A * R)
-        else:
-            dm += i * (A * R)
-            dm_units += i * (A // BA) + part
-        spread(row + A * R, row + 2 * A * R, vectors + i * (3 * A * P), combine, dm, dm_units, rows, A, R, H, P)
+        spread(row + A * R, row + 2 * A * R, vectors + i * (3 * A * P), combine, dm + i * (4 * A * R), rows, A, R, H, P)
     elif CHARGES:
         alone = tl.zeros([1, 1], tl.int32)
         first = row + (2 * A * R + A * H + 1)
-        spread(first, first + R, charge_vectors + i * (3 * P), combine_charges, dm_charges + i * (4 * R), None, alone,
-               1, R, H, P)  # fmt: skip
+        spread(first, first + R, charge_vectors + i * (3 * P), combine_charges, dm_charges + i * (4 * R), alone, 1, R,
+               H, P)  # fmt: skip
 
 
 @triton.jit
 def add_edge(
     own, other, m0, mx, my, mz, n0, nx, ny, nz, g, slope, ux, uy, uz, inverse, da, fx, fy, fz, xx, yy, zz, yz, xz, xy,
-    unit, VIRIAL: tl.constexpr,
+    VIRIAL: tl.constexpr,
 ):  # fmt: skip
     """Add one edge to the sums of a row: gradient of the atom's values, force, virial; each lane adds its part.
 
-    own, other: values of atom and neighbor; m, n: gradients of their sums, n in this unit (None: 1).
+    own, other: values of atom and neighbor; m, n: gradients of their sums.
     """
-    by_other = g
-    if unit is not None:
-        own, by_other = own * unit, g * unit
     from_own = m0 + ux * mx + uy * my + uz * mz
     from_other = n0 - (ux * nx + uy * ny + uz * nz)
-    da += by_other * from_other
+    da += g * from_other
     radial = slope * (other * from_own + own * from_other)
     across = g * inverse
     px = across * (other * mx - own * nx)
@@ -414,31 +342,22 @@ def put_pull(pull, at, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL: tl.constexpr)
 
 @triton.jit
 def gradient_of_features(
-    row_ptr, sender, radial, slope, direction, key, values, units, dm, dm_units, dx, da, last_slope, gradient, pull,
-    num_atoms, part,
+    row_ptr, sender, radial, slope, direction, key, values, dm, dx, da, last_slope, gradient, pull, num_atoms, part,
     A: tl.constexpr, R: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr, G: tl.constexpr, BA: tl.constexpr,
     U: tl.constexpr, KEYED: tl.constexpr, LAST: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, row, member = own_row()
     values += member * (KEYED if KEYED else tl.num_programs(0)) * VALUES
-    if units is not None:
-        units += (row - i) * (VALUES // BLOCK)
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r = tl.arange(0, R)
     at = (part * BA + tl.arange(0, BA))[:, None] * R + r[None, :]
     mine = i
     if KEYED:
         mine = tl.load(key + i).to(tl.int64)
-    own = value_of(values, units, mine, at, VALUES, BLOCK)
-    ROUNDED: tl.constexpr = dm_units is not None
-    dm += (row - i) * (A * R if ROUNDED else 4 * A * R)
-    m0, mx, my, mz = gradient_of(dm, i, at, A * R, ROUNDED)
-    unit = dm_units
-    if ROUNDED:
-        dm_units += (row - i) * (A // BA) + part
-        unit = tl.load(dm_units + i * (A // BA))
-        m0, mx, my, mz = m0 * unit, mx * unit, my * unit, mz * unit
+    own = tl.load(values + mine * VALUES + at)
+    m = dm + row * (4 * A * R) + at
+    dm += (row - i) * (4 * A * R)
+    m0, mx, my, mz = tl.load(m), tl.load(m + A * R), tl.load(m + 2 * A * R), tl.load(m + 3 * A * R)
     total = tl.zeros([BA, R], tl.float32)
     fx, fy, fz, xx, yy, zz, yz, xz, xy = total, total, total, total, total, total, total, total, total
     for first in range(start, end, U):
@@ -446,15 +365,14 @@ def gradient_of_features(
             there, e, j, ux, uy, uz, inverse = edge_of(first + k, end, sender, direction)
             g = (tl.load(radial + e * R + r) * there)[None, :]
             s = (tl.load(slope + e * R + r) * there)[None, :]
-            n0, nx, ny, nz = gradient_of(dm, j, at, A * R, ROUNDED)
-            if ROUNDED:
-                unit = tl.load(dm_units + j * (A // BA))
+            n = dm + j * (4 * A * R) + at
+            n0, nx, ny, nz = tl.load(n), tl.load(n + A * R), tl.load(n + 2 * A * R), tl.load(n + 3 * A * R)
             if KEYED:
                 j = tl.load(key + j).to(tl.int64)
-            other = value_of(values, units, j, at, VALUES, BLOCK)
+            other = tl.load(values + j * VALUES + at)
             total, fx, fy, fz, xx, yy, zz, yz, xz, xy = add_edge(
                 own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
-                yz, xz, xy, unit, VIRIAL,
+                yz, xz, xy, VIRIAL,
             )  # fmt: skip
     if not KEYED:
         total += tl.load(dx + row * X + at)
@@ -491,7 +409,7 @@ def gradient_of_charges(
             other = tl.load(charges + j)
             total, fx, fy, fz, xx, yy, zz, yz, xz, xy = add_edge(
                 own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
-                yz, xz, xy, None, VIRIAL,
+                yz, xz, xy, VIRIAL,
             )  # fmt: skip
     q = tl.sum(total, 0) + tl.load(dx + row * X)
     if GIVEN:
@@ -508,8 +426,7 @@ def convolve_gradient_kernel(
     gradient, pull, num_atoms,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr, G: tl.constexpr,
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, LAST: tl.constexpr,
-    GIVEN: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr, units=None, dm_units=None,
-    BLOCK: tl.constexpr = 1,
+    GIVEN: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, part, member): forces on atom i through the sums, and the gradient in its features or its charge.
 
@@ -526,8 +443,8 @@ def convolve_gradient_kernel(
     before_next(PDL)
     if part < A // BA:
         gradient_of_features(
-            row_ptr, sender, radial, slope, direction, key, values, units, dm, dm_units, dx, da, last_slope, gradient,
-            pull, num_atoms, part, A, R, X, VALUES, G, BA, U, KEYED, LAST, ACTIVATED, VIRIAL, BLOCK,
+            row_ptr, sender, radial, slope, direction, key, values, dm, dx, da, last_slope, gradient, pull, num_atoms,
+            part, A, R, X, VALUES, G, BA, U, KEYED, LAST, ACTIVATED, VIRIAL,
         )  # fmt: skip
     elif CHARGES:
         gradient_of_charges(
@@ -641,20 +558,13 @@ def equilibrate_gradient_kernel(
 
 
 @triton.jit
-def weights_at(w_at, low, PREC: tl.constexpr):
-    """Return weights, or their two parts, of which the second one begins `low` numbers further."""
-    high = tl.load(w_at)
-    return (high, tl.load(w_at + low)) if PREC == "bf16x3" else (high, high)
-
-
-@triton.jit
 def dense_divided(
     a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    KS: tl.constexpr, AHEAD: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`dense` for few atoms: each of KS warps sums a part of K, so that no warp waits for a long row of products.
 
-    It reads the weights of the first AHEAD steps before it waits for the previous kernel.
+    It reads all its weights before it waits for the previous kernel.
     """
     k = (tl.arange(0, KS) * (K // KS))[:, None] + tl.arange(0, BK)[None, :]
     x_at = a + rows[None, :, None].to(tl.int64) * K + k[:, None, :]
@@ -662,14 +572,13 @@ def dense_divided(
     there = ok[None, :, None]
     y = tl.zeros([KS, BM, BN], tl.float32)
     ahead = ()
-    for step in tl.static_range(min(AHEAD, K // KS // BK)):
-        ahead = ahead + (weights_at(w_at + step * BK * N, K * N, PREC),)  # type: ignore[assignment]  # noqa: RUF005
+    for step in tl.static_range(K // KS // BK):
+        ahead = ahead + (tl.load(w_at + step * BK * N),)  # type: ignore[assignment]  # noqa: RUF005
     after_previous(PDL)
     before_next(PDL)
     for step in tl.static_range(K // KS // BK):
-        v, low = ahead[step] if step < AHEAD else weights_at(w_at + step * BK * N, K * N, PREC)
         x = tl.load(x_at + step * BK, there, other=0.0, cache_modifier=".cg")
-        y = dot_parts(x, v, low, y) if PREC == "bf16x3" else dot(x, v, y, PREC)
+        y = dot(x, ahead[step], y, PREC)
     return settle(tl.sum(y, 0), BM, BN)
 
 
@@ -690,11 +599,11 @@ def dense_parts(
 @triton.jit
 def product(
     a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    KS: tl.constexpr, AHEAD: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A @ W [BM, BN], after the kernel before. K is divided among KS warps, or not (1)."""
     if KS > 1:
-        y = dense_divided(a, w, rows, cols, ok, K, N, BM, BN, BK, KS, AHEAD, PREC, PDL)
+        y = dense_divided(a, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
     else:
         after_previous(PDL)
         before_next(PDL)
@@ -715,15 +624,14 @@ def of_member(w, member, K: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr):
 def layer_kernel(
     x, w, bias, y, slope, before, predicted, num_atoms,
     K: tl.constexpr, N: tl.constexpr, Y: tl.constexpr, W: tl.constexpr, ACTIVATE: tl.constexpr, UPDATE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, AHEAD: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr, sent=None, units=None,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A linear layer, then GELU, x Φ(x), with its slope (ACTIVATE), of the N = num_atoms rows of each member.
 
     Args:
         x: [., K]. w: [K, N]. y: [., Y], slope: [., N], written.
         before: [., Y], UPDATE: the first W numbers are added to these; the next two go to predicted [., 2].
-        sent, units: [., W] int16 and [., W / BN], written: those numbers as neighbors read them. None: they read y.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -733,7 +641,7 @@ def layer_kernel(
     before, predicted = before + first * Y, predicted + first * 2
     w, bias = of_member(w, member, K, N, PREC), bias + member * N
     ok = rows < num_atoms
-    out = product(x, w, rows, cols, ok, K, N, BM, BN, BK, KS, AHEAD, PREC, PDL) + tl.load(bias + cols)[None, :]
+    out = product(x, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL) + tl.load(bias + cols)[None, :]
     rows = rows[:, None].to(tl.int64)
     if ACTIVATE:
         below = 0.5 * (1.0 + tl.erf(out * 0.7071067811865476))
@@ -743,15 +651,7 @@ def layer_kernel(
     if UPDATE:
         kept = ok[:, None] & (cols < W)[None, :]
         at = rows * Y + cols[None, :]
-        value = out + tl.load(before + at, kept, other=0.0)
-        tl.store(y + at, value, kept)
-        if sent is not None:
-            block = tl.program_id(1)
-            if block * BN < W:
-                largest = tl.max(tl.where(kept, tl.abs(value), 0.0), 1)[:, None]
-                tl.store(sent + (first + rows) * W + cols[None, :], rounded(value, largest), kept)
-                unit = units + (first + rows) * ((W + BN - 1) // BN) + block
-                tl.store(unit, largest * (1.0 / 32767.0), ok[:, None])
+        tl.store(y + at, out + tl.load(before + at, kept, other=0.0), kept)
         charges = ok[:, None] & ((cols >= W) & (cols < W + 2))[None, :]
         tl.store(predicted + rows * 2 + (cols - W)[None, :], out, charges)
     else:
@@ -762,7 +662,7 @@ def layer_kernel(
 def layer_gradient_kernel(
     g, w, slope, out, num_atoms,
     K: tl.constexpr, N: tl.constexpr, ACTIVATED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, AHEAD: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The gradient before the activation of the layer below (ACTIVATED: times its slope [., N]), from g [., K]."""
@@ -772,7 +672,7 @@ def layer_gradient_kernel(
     first = member * num_atoms
     g, slope, out, w = g + first * K, slope + first * N, out + first * N, of_member(w, member, K, N, PREC)
     ok = rows < num_atoms
-    value = product(g, w, rows, cols, ok, K, N, BM, BN, BK, KS, AHEAD, PREC, PDL)
+    value = product(g, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
     at = rows[:, None].to(tl.int64) * N + cols[None, :]
     if ACTIVATED:
         value *= tl.load(slope + at, ok[:, None], other=0.0)

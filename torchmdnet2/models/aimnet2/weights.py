@@ -1,6 +1,4 @@
-"""AIMNet2 and its head as kernels take them: layers padded with zeros, numbers in the order of the buffers.
-
-Numbers are float32. For mixed precision the weights of layers are sums of two bfloat16 numbers, of which 17 bits count.
+"""AIMNet2 and its head as kernels take them: float32, layers padded with zeros, numbers in the order of the buffers.
 
 Shapes: A features, R radial functions, H combinations, F output features.
 """
@@ -14,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PAD", "FrozenAIMNet2", "Layer", "padded", "side_by_side"]
+__all__ = ["PAD", "FrozenAIMNet2", "Layer", "in_parts", "padded", "side_by_side"]
 
 PAD = 64
 """Widths of layers are multiples of this."""
 
 
 class Layer(NamedTuple):
-    """y = x W + b, GELU where `activated`. weight [K, N], transposed [N, K], or [2, …] the parts of both; bias [N]."""
+    """y = x W + b, GELU where `activated`. weight [K, N], transposed [N, K], bias [N]."""
 
     weight: Tensor
     transposed: Tensor
@@ -51,6 +49,21 @@ def side_by_side(members: Sequence[FrozenAIMNet2]) -> FrozenAIMNet2:
     return whole
 
 
+def in_parts(weights: FrozenAIMNet2) -> FrozenAIMNet2:
+    """Return weights whose layers have matrices [M, 2, K, N], sums of two bfloat16 numbers, of which 17 bits count."""
+
+    def split(value: Tensor) -> Tensor:
+        high = value.bfloat16()
+        return torch.stack([high, (value - high.float()).bfloat16()], 1)
+
+    def layers(network: Sequence[Layer]) -> list[Layer]:
+        return [layer._replace(weight=split(layer.weight), transposed=split(layer.transposed)) for layer in network]
+
+    whole = copy.copy(weights)
+    whole.passes, whole.head = [layers(network) for network in weights.passes], layers(weights.head)
+    return whole
+
+
 class FrozenAIMNet2:
     """Weights on one device.
 
@@ -59,13 +72,10 @@ class FrozenAIMNet2:
         embedding: [Z, A·R]; combine: [A, R, H]; combine_charges: [R, H]; shifts: [R] Å; eta: 1/Å².
         passes: layers of each pass, the last one of all but the last pass giving [features, charge, weight].
         head: layers of the head but for its last one; energy: [N] weights and [1] bias of that, in eV.
-        mixed: for kernels in mixed precision.
     """
 
-    def __init__(
-        self, representation: Any, head: Any, energy_scale: float, device: torch.device | str, mixed: bool = False
-    ):
-        self.device, self.mixed = torch.device(device), mixed
+    def __init__(self, representation: Any, head: Any, energy_scale: float, device: torch.device | str):
+        self.device = torch.device(device)
         r = representation
         self.channels, self.num_rbf, self.num_vectors = r.channels, r.num_rbf, r.num_vectors
         self.features = r.channels * r.num_rbf
@@ -107,9 +117,4 @@ class FrozenAIMNet2:
         whole[:outputs, :inputs] = weight.detach().float().cpu()
         whole_bias = torch.zeros(padded(outputs))
         whole_bias[:outputs] = bias.detach().float().cpu()
-        give = self._parts if self.mixed else self._tensor
-        return Layer(give(whole.T), give(whole), self._tensor(whole_bias), activated)
-
-    def _parts(self, value: Tensor) -> Tensor:
-        high = value.bfloat16()
-        return torch.stack([high, (value - high.float()).bfloat16()]).to(self.device)
+        return Layer(self._tensor(whole.T), self._tensor(whole), self._tensor(whole_bias), activated)
