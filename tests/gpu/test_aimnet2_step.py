@@ -12,6 +12,7 @@ from test_tensornet2_gpu import assert_same
 
 from torchmdnet2 import Evaluator, Potential, System, load
 from torchmdnet2.benchmark import water_box
+from torchmdnet2.models.aimnet2.gpu import FusedAIMNet2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -62,16 +63,18 @@ def test_the_shipped_potential_and_batches():
     assert evaluator.fused
 
 
-@pytest.mark.parametrize("side", [2, 4, 7])
-def test_mixed_precision(side):
-    """The bound of docs/evaluator.md for trained weights; replayed, the same bits."""
-    potential, box = load("aimnet2", "cuda"), water_box(side)
+@pytest.mark.parametrize("shapes_of", [1029, 5000])
+def test_mixed_precision(shapes_of, monkeypatch):
+    """Three times what rounding factors gave with autograd, 8e-5 eV/Å; replayed, the same bits."""
+    shapes = FusedAIMNet2.launch_shapes
+    monkeypatch.setattr(FusedAIMNet2, "launch_shapes", lambda self, num_atoms: shapes(self, shapes_of))
+    potential, box = load("aimnet2", "cuda"), water_box(7)
     system = System(z=box.z, pos=box.pos).to("cuda")
     exact = copy.deepcopy(potential).double().reference(system.to(dtype=torch.float64))
     evaluator = Evaluator(potential, precision="mixed", graphs=True)
     found = evaluator(system)
     assert "bfloat16" in evaluator.report() and "replayed as one CUDA graph" in evaluator.report()
-    assert 1e-5 < float((found.forces - exact.forces).abs().max()) <= 5e-4
+    assert 1e-5 < float((found.forces - exact.forces).abs().max()) <= 2.4e-4
     assert float((found.charges - exact.charges).abs().max()) <= 1e-4
     assert torch.equal(found.forces, evaluator(system).forces)
 
