@@ -21,6 +21,10 @@ def test_unknown_name_suggests():
         REPRESENTATIONS["tensorent"]
     assert "unknown model 'tensorent', did you mean 'tensornet'?" in str(caught.value)
     assert did_you_mean("zzzz", ["tensornet"]) == ""
+    with pytest.raises(
+        KeyError, match=r"unknown model 'zzzz'\. Known: .*; those of a plug-in if its package is installed"
+    ):
+        REPRESENTATIONS["zzzz"]
 
 
 def test_a_name_is_given_once():

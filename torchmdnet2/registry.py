@@ -83,7 +83,9 @@ class Registry(Generic[T]):
             return self._classes[name]
         except KeyError:
             hint = did_you_mean(name, self._classes)
-            raise UnknownName(f"unknown {self.kind} '{name}'{hint} Known: {', '.join(sorted(self._classes))}") from None
+            known = ", ".join(sorted(self._classes))
+            others = "those of a plug-in if its package is installed"
+            raise UnknownName(f"unknown {self.kind} '{name}'{hint or '.'} Known: {known}; {others}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._classes or name in list(self)

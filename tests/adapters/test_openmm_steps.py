@@ -124,6 +124,11 @@ def test_springs_refuse_what_does_not_fit():
     with pytest.raises(BadData, match="has no element"):
         add_springs(system, "organic-small", topology, positions)
     assert system.getNumForces() == 0
+    add_springs(system, "organic-small", topology_of(atoms), positions)
+    forces = system.getNumForces()
+    with pytest.raises(BadData, match="these atoms of the System have springs already"):
+        add_springs(system, "organic-small", topology_of(atoms), positions)
+    assert system.getNumForces() == forces
 
 
 DRIVER = """

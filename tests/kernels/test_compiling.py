@@ -76,10 +76,11 @@ def test_a_second_process_compiles_and_the_first_says_so_once(tmp_path):
 
 def test_the_line_says_where_kernels_are_kept_and_can_be_switched_off(caplog):
     announce(1, "GPU", 4.2, "/a/folder")
-    assert caplog.messages == ["compiling 1 kernel for the GPU, about 4 s, once: kept in /a/folder"]
+    assert caplog.messages == ["compiling 1 kernel for the GPU, about 4 s on an idle machine, once: kept in /a/folder"]
     announce(2, "CPU", 0.1, "")
     assert caplog.messages[1:] == [
-        "compiling 2 kernels for the CPU, about 1 s, in every process: there is no folder where they can be kept"
+        "compiling 2 kernels for the CPU, about 1 s on an idle machine, in every process: there is no folder where "
+        "they can be kept"
     ]
     with caplog.at_level("ERROR", "torchmdnet2"):
         announce(1, "GPU", 4.2, "/a/folder")

@@ -146,6 +146,8 @@ def test_random_selection_and_unlabelled_starts(raw_learn, brittle, tmp_path):
         selection={"name": "random"}, labels__budget=6, labels__per_round=2,
     )  # fmt: skip
     raw["dynamics"]["starts"] = str(tmp_path / "starts.xyz")
+    with pytest.raises(BadConfig, match=r"labels\.budget: 3 is less than the 4 start frames, which are labelled first"):
+        run_learning(parse_learn_config(changed(raw, labels__budget=3)))
     result = run_learning(parse_learn_config(raw))
     folder = result.ensemble.parent
     assert [r.asked for r in result.rounds] == [4, 6]

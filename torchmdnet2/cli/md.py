@@ -229,7 +229,7 @@ def _steps(time: float | None, timestep: float) -> int:
 
     time = 1.0 if time is None else time
     if not (0 <= time < 1e9 and timestep > 0):
-        raise BadConfig(f"time and timestep must be positive numbers, got {time} ps and {timestep} fs")
+        raise BadConfig(f"time must be at least 0 and timestep positive, got {time} ps and {timestep} fs")
     return round(1000 * time / timestep)
 
 

@@ -25,4 +25,6 @@ def announce(number: int, device: str, seconds: float, folder: str) -> None:
     """
     kernels = "1 kernel" if number == 1 else f"{number} kernels"
     kept = f"once: kept in {folder}" if folder else "in every process: there is no folder where they can be kept"
-    _LOGGER.warning("compiling %s for the %s, about %d s, %s", kernels, device, max(1, round(seconds)), kept)
+    _LOGGER.warning(
+        "compiling %s for the %s, about %d s on an idle machine, %s", kernels, device, max(1, round(seconds)), kept
+    )

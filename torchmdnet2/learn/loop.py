@@ -216,7 +216,7 @@ def prepare_start(config: LearnConfig, folder: Path) -> None:
 
     Raises:
         FileNotFoundError, BadData: a file is missing or cannot be used.
-        BadConfig: there are fewer than two frames.
+        BadConfig: there are fewer than two frames, or more to label than the budget.
     """
     start = config.start
     if not (folder / START).is_file():
@@ -228,6 +228,11 @@ def prepare_start(config: LearnConfig, folder: Path) -> None:
         frames = spread_over(frames, start.frames)
         if len(frames) < 2:
             raise BadConfig("start.file: has one frame; at least two are needed, to train on one and validate on one")
+        if not start.labelled and len(frames) > config.labels.budget:
+            raise BadConfig(
+                f"labels.budget: {config.labels.budget} is less than the {len(frames)} start frames, which are "
+                "labelled first: raise it, or take fewer with start.frames"
+            )
         for k, atoms in enumerate(frames):
             atoms.info.update(round=0, reason="start", start=k)
         write_frames(folder / START, frames)

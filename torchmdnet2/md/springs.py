@@ -279,6 +279,9 @@ _NM = factor("length", "nm")  # Å
 _ALL = np.ones(3, dtype=bool)
 
 
+_NAME = "TorchMDNet2 springs"
+
+
 def add_springs(
     system: openmm.System,
     model: str | os.PathLike | Potential,
@@ -307,8 +310,8 @@ def add_springs(
         charge, spin, device, dtype, allow_untrained_charge, level: as for `create_force`.
 
     Raises:
-        BadData: there are no bonds, the box is too small for nearest images, or the positions are not those of the
-            topology; and as `add_force`. The System has not been changed then.
+        BadData: there are no bonds, the atoms have springs already, the box is too small for nearest images, or the
+            positions are not those of the topology; and as `add_force`. The System has not been changed then.
         FileNotFoundError, BadCheckpoint, UnknownElement, UntrainedCharge: as `create_force`.
         ValueError: as `create_force`; and the groups are equal.
     """
@@ -334,6 +337,10 @@ def add_springs(
     in_cell = bool(periodic and part is None)  # springs of a part are fitted in vacuum
     if periodic and not in_cell:
         pos = made_whole(pos, box, _ALL)
+    for force in system.getForces():
+        if force.getName() == _NAME and isinstance(force, openmm.CustomBondForce):
+            if not {*chosen}.isdisjoint(force.getBondParameters(0)[:2]):
+                raise BadData("springs: these atoms of the System have springs already")
     numbers = np.array(adapter.atomic_numbers(everyone, chosen))
     total = adapter.total_charge([everyone[i] for i in chosen], charge)
     start = Structure(numbers, pos, box * in_cell, np.full(3, in_cell), total, whole_number(spin, "spin"))
@@ -366,7 +373,7 @@ def add_springs(
             for row, kind in zip(members.tolist(), kinds.tolist(), strict=True):
                 particles = [chosen[i] for i in row]
                 force.addBond(*(particles if terms == ORDER else [particles]), constants[kind][: terms + 1])
-            force.setName("TorchMDNet2 springs")
+            force.setName(_NAME)
             force.setForceGroup(group)
             force.setUsesPeriodicBoundaryConditions(bool(periodic))
             if force.getNumBonds():
