@@ -605,11 +605,11 @@ def _require_ours(library: Path) -> None:
     """Refuse a library that others could have written: loading it runs code before its key is known."""
     for path in (library, library.parent):
         status = path.stat()
-        if status.st_uid not in (0, os.getuid()) or status.st_mode & _OTHERS_WRITE:
+        owner, mode = status.st_uid, stat.S_IMODE(status.st_mode)
+        if owner not in (0, os.getuid()) or mode & _OTHERS_WRITE:
             raise RuntimeError(
-                f"others could have written {path} (owner: uid {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}): "
-                "remove it and call build_plugin() again, or name a library that you trust by the variable "
-                f"{_VARIABLE}"
+                f"others could have written {path} (owner: uid {owner}, mode {mode:o}): "
+                f"call build_plugin() again, or name a library that you trust by the variable {_VARIABLE}"
             )
 
 
