@@ -506,12 +506,13 @@ def refuse(self):
     raise PermissionError("not permitted")
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_inference_mode(potential, dtype):
-    """As without the plugin, also if a Context is created in it."""
+def test_inference_mode(potential, dtype, mode):
+    """Modes of autograd change nothing, also if a Context is created in one."""
     system, atoms = ml_system(potential, boxed("triclinic"), dtype=dtype), boxed("triclinic")
     expected = evaluate(context_of(system, atoms))
-    with torch.inference_mode():
+    with mode():
         context = context_of(system, atoms)
         assert direct() == 1
         for _ in range(3):
