@@ -456,7 +456,7 @@ def test_cached_builds_are_closed_and_replace_earlier_ones(model_file, monkeypat
 
 
 def test_names_of_libraries(none_accepted, built, monkeypatch, tmp_path):
-    """Relative ones, which the loader would search elsewhere, and those in the home folder."""
+    """Relative ones, which the loader would search elsewhere, those in the home folder, and links, which are replaced."""
     disconnect()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -470,6 +470,12 @@ def test_names_of_libraries(none_accepted, built, monkeypatch, tmp_path):
         assert adapter._LOADED[-1]._name == str(Path(name).expanduser().resolve())
         disconnect()
     assert not Path("~").exists()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert adapter.build_plugin().parent.stat().st_mode & 0o777 == 0o700
+    Path("precious").write_text("text")
+    adapter._cached_plugin().unlink()
+    adapter._cached_plugin().symlink_to(tmp_path / "precious")
+    assert not adapter.build_plugin().is_symlink() and Path("precious").read_text() == "text"
     adapter.use_plugin("Reference")
 
 

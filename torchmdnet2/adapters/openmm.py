@@ -518,8 +518,10 @@ def build_plugin(path: str | os.PathLike | None = None) -> Path:
     if not (headers / "openmm" / "cuda" / "CudaPlatform.h").is_file():
         raise MissingBackend(f"OpenMM's headers are not in {headers}: install OpenMM by pip or conda")
     cached = path is None
-    path = (_cached_plugin() if path is None else Path(path)).expanduser().resolve()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = (
+        (_cached_plugin() if path is None else Path(path)).expanduser().absolute()
+    )  # a link is replaced, not followed
+    path.parent.mkdir(mode=0o700 if cached else 0o777, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", f'-DTORCHMDNET2_KEY="{_plugin_key()}"',
