@@ -456,7 +456,7 @@ def test_cached_builds_are_closed_and_replace_earlier_ones(model_file, monkeypat
 
 
 def test_names_of_libraries(none_accepted, built, monkeypatch, tmp_path):
-    """Relative ones, which the loader would search elsewhere, those in the home folder, and links, which are replaced."""
+    """Relative ones, which the loader would search elsewhere; in the home folder; links, which a build replaces."""
     disconnect()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
