@@ -6,15 +6,20 @@ import copy
 import ctypes
 import gc
 import logging
+import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 openmm = pytest.importorskip("openmm")
 
@@ -50,15 +55,29 @@ def built(tmp_path_factory):
     return adapter.build_plugin(tmp_path_factory.mktemp("plugin") / "plugin.so")
 
 
+@pytest.fixture
+def none_accepted():
+    """For tests in which the plugin serves no Context."""
+
+
 @pytest.fixture(autouse=True)
-def plugin(built, monkeypatch):
-    """Contexts on the Reference platform use the plugin during a test, unless it disconnects it."""
+def plugin(request, built, monkeypatch):
+    """Contexts on the host's platforms use the plugin during a test, unless it disconnects it."""
+    accepted, create = [], adapter.DirectCalls
+
+    def counted(force, call):
+        accepted.append(call.particles)
+        return create(force, call)
+
+    monkeypatch.setattr(adapter, "DirectCalls", counted)
     monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", str(built))
-    adapter.use_plugin("Reference")
-    yield adapter._LOADED[-1]
+    for platform in ("Reference", "CPU"):
+        adapter.use_plugin(platform)
+    yield
     gc.collect()  # contexts in the tracebacks of expected errors
     assert not adapter._DIRECT, "a deleted Context left something"
     disconnect()
+    assert bool(accepted) != ("none_accepted" in request.fixturenames), f"{len(accepted)} Contexts used the plugin"
 
 
 def disconnect():
@@ -148,7 +167,7 @@ def test_the_callable_is_called_no_more(model_file, monkeypatch):
     assert len(passed) == 1, "only the first evaluation passes through the host"
 
 
-def test_other_python_forces_are_left_alone():
+def test_other_python_forces_are_left_alone(none_accepted):
     system = openmm.System()
     system.addParticle(1.0)
     system.addForce(openmm.PythonForce(lambda state: (2.0, np.array([[1.0, 2.0, 3.0]]))))
@@ -254,7 +273,7 @@ def test_a_step_without_room_for_its_edges_is_repeated(model_file, monkeypatch):
     np.testing.assert_allclose(forces, expected[1], atol=1e-8)
 
 
-def test_refusals_are_stated_and_nothing_is_lost(potential, model_file, caplog):
+def test_refusals_are_stated_and_nothing_is_lost(none_accepted, potential, model_file, caplog):
     """OpenMM's own kernel serves what the plugin does not."""
     caplog.set_level(logging.WARNING, "torchmdnet2.openmm")
     atoms = boxed("orthorhombic")
@@ -268,7 +287,7 @@ def test_refusals_are_stated_and_nothing_is_lost(potential, model_file, caplog):
     assert evaluate(context)[0] == pytest.approx(expected, rel=1e-9)
     alone = molecule("H2O", cell=[9.0, 9.0, 9.0], pbc=True)
     assert evaluate(context_of(ml_system(model_file, alone, isolated=True), alone))[1].any()
-    assert "the Reference platform does not make molecules whole" in caplog.text
+    assert "this platform does not make molecules whole" in caplog.text
     fewer = ml_system(model_file, ethanol())
     fewer.getForce(0).setParticles([0, 1])
     with pytest.raises(openmm.OpenMMException):
@@ -277,7 +296,7 @@ def test_refusals_are_stated_and_nothing_is_lost(potential, model_file, caplog):
     assert direct() == 0
 
 
-def test_a_call_has_the_layout_of_the_plugin():
+def test_a_call_has_the_layout_of_the_plugin(none_accepted):
     """Names and types, in the sequence of the source."""
     source = adapter._CPP.read_text()
     body = re.sub(r"//.*", "", source[source.index("struct Call {") + 13 : source.index("typedef int (*Begin)")])
@@ -293,7 +312,7 @@ def test_a_call_has_the_layout_of_the_plugin():
     assert fields == expected
 
 
-def test_python_may_end_before_a_context(built, model_file):
+def test_python_may_end_before_a_context(none_accepted, built, model_file):
     """A Context that lives in a module outlives what the plugin calls."""
     code = f"""
 import sys
@@ -311,7 +330,7 @@ builtins.kept = context
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
-def test_builds_that_fail(monkeypatch, tmp_path):
+def test_builds_that_fail(none_accepted, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(MissingBackend, match="no compiler no-such-compiler: install g"):
         adapter.build_plugin(tmp_path / "plugin.so")
@@ -327,7 +346,7 @@ def test_builds_that_fail(monkeypatch, tmp_path):
     assert not (tmp_path / "plugin.so").exists()
 
 
-def test_plugins_that_do_not_fit(built, monkeypatch, tmp_path):
+def test_plugins_that_do_not_fit(none_accepted, built, monkeypatch, tmp_path):
     monkeypatch.setattr(adapter, "_plugin_key", lambda: "OpenMM 9.0, 0123")
     with pytest.raises(RuntimeError, match=r"built for OpenMM 8.*, but this is OpenMM 9\.0, 0123: call build_plugin"):
         adapter.use_plugin("Reference")
@@ -341,11 +360,21 @@ def test_plugins_that_do_not_fit(built, monkeypatch, tmp_path):
         adapter.use_plugin("Reference")
     monkeypatch.undo()
     monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", str(built))
-    with pytest.raises(RuntimeError, match="OpenMM has no platform Nowhere here"):
-        adapter.use_plugin("Nowhere")
+    with pytest.raises(RuntimeError, match="the plugin has nothing for the platform OpenCL: give one of CUDA, CPU"):
+        adapter.use_plugin("OpenCL")
+    library = SimpleNamespace(
+        torchmdnet2_key=lambda: adapter._plugin_key().encode(), torchmdnet2_register=lambda platform: 0
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter.ctypes, "CDLL", lambda path: library)
+        with pytest.raises(RuntimeError, match="platform Reference has no PythonForce here: install OpenMM"):
+            adapter.use_plugin("Reference")
+    monkeypatch.setattr(openmm.Platform, "getNumPlatforms", lambda: 0)
+    with pytest.raises(RuntimeError, match="OpenMM has no platform CUDA here"):
+        adapter.use_plugin()
 
 
-def test_cached_builds_are_found(built, monkeypatch, tmp_path, caplog):
+def test_cached_builds_are_found(none_accepted, built, monkeypatch, tmp_path, caplog):
     """Where the plugin is built, forces on a GPU load it, and say why they cannot use it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TORCHMDNET2_OPENMM_PLUGIN")
@@ -353,7 +382,7 @@ def test_cached_builds_are_found(built, monkeypatch, tmp_path, caplog):
     adapter._use_built_plugin()
     assert not caplog.records
     path = adapter._cached_plugin()
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(mode=0o700)
     shutil.copy(built, path)
     monkeypatch.setattr(adapter, "share_context", lambda: (_ for _ in ()).throw(RuntimeError("no context")))
     monkeypatch.setattr(openmm.Platform, "getName", lambda self: "CUDA")
@@ -363,3 +392,159 @@ def test_cached_builds_are_found(built, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", "")
     adapter._use_built_plugin()
     assert not caplog.records, "an empty variable turns it off"
+
+
+@pytest.mark.parametrize("place", ["library", "folder"])
+@pytest.mark.parametrize("fault", ["group", "others", "owner"])
+def test_libraries_that_others_could_have_written(none_accepted, monkeypatch, tmp_path, caplog, place, fault):
+    """They are refused before they are loaded, which runs code. Links are followed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHMDNET2_OPENMM_PLUGIN")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "linked").mkdir(mode=0o700)
+    (tmp_path / "cache" / "torchmdnet2").symlink_to("../linked")
+    path = tmp_path / "linked" / adapter._cached_plugin().name
+    path.touch(mode=0o644)
+    changed, mode, owner = path if place == "library" else path.parent, 0o700, os.getuid()
+    if fault == "owner":  # only root can give files away
+        owner, real = 12345, Path.stat
+        monkeypatch.setattr(Path, "stat", lambda self, **given: with_owner(real(self, **given), self == changed))
+    else:
+        mode |= 0o020 if fault == "group" else 0o002
+    changed.chmod(mode)
+    loaded = []
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter.ctypes, "CDLL", loaded.append)
+        with pytest.raises(RuntimeError) as error:
+            adapter.use_plugin("Reference")
+    expected = f"others could have written {changed} (owner: uid {owner}, mode {mode:o}): call build_plugin() again, or"
+    assert expected in str(error.value) and not loaded
+    caplog.set_level(logging.WARNING, "torchmdnet2.openmm")
+    adapter._use_built_plugin()
+    assert expected in caplog.text
+
+
+def with_owner(status, changed):
+    values = list(status)
+    values[4] = 12345 if changed else values[4]  # st_uid
+    return os.stat_result(values)
+
+
+def test_cached_builds_are_closed_and_replace_earlier_ones(model_file, monkeypatch, tmp_path):
+    """Whatever the umask and the mode of the folder were; and they are used."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHMDNET2_OPENMM_PLUGIN")
+    monkeypatch.setenv("CXX", "env LANG=C g++")
+    path = adapter._cached_plugin()
+    path.parent.mkdir()
+    path.parent.chmod(0o777)
+    checksum = adapter._plugin_key()[-16:]
+    names = [path.name.replace(*change) for change in ((checksum, 16 * "0"), ("OpenMM-", "OpenMM-9"), (".so", "-9.so"))]
+    for name in names:
+        (path.parent / name).touch()
+    before = os.umask(0o002)
+    try:
+        assert adapter.build_plugin() == path
+    finally:
+        os.umask(before)
+    assert {file.name for file in path.parent.iterdir()} == {path.name, *names[1:]}
+    assert path.stat().st_mode & 0o777 == path.parent.stat().st_mode & 0o777 == 0o755
+    disconnect()
+    adapter.use_plugin("Reference")
+    assert adapter._LOADED[-1]._name == str(path)
+    evaluate(context_of(ml_system(model_file, ethanol()), ethanol()))
+
+
+def test_names_of_libraries(none_accepted, built, monkeypatch, tmp_path):
+    """Relative ones, which the loader would search elsewhere; in the home folder; links, which a build replaces."""
+    disconnect()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    Path("c++").write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp ' + f'"{built}" "$2"\n')
+    Path("c++").chmod(0o755)
+    for name in ("plugin.so", "~/other/plugin.so"):
+        monkeypatch.setenv("TORCHMDNET2_OPENMM_PLUGIN", name)
+        assert adapter.build_plugin(name) == Path(name).expanduser().resolve()
+        adapter.use_plugin("Reference")
+        assert adapter._LOADED[-1]._name == str(Path(name).expanduser().resolve())
+        disconnect()
+    assert not Path("~").exists()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert adapter.build_plugin().parent.stat().st_mode & 0o777 == 0o700
+    Path("precious").write_text("text")
+    adapter._cached_plugin().unlink()
+    adapter._cached_plugin().symlink_to(tmp_path / "precious")
+    assert not adapter.build_plugin().is_symlink() and Path("precious").read_text() == "text"
+    adapter.use_plugin("Reference")
+
+
+@pytest.mark.parametrize("missing", ["name of the home folder", "permission", "source"])
+def test_a_cache_that_cannot_be_looked_at_holds_no_plugin(none_accepted, monkeypatch, tmp_path, caplog, missing):
+    """Forces on a GPU are created as if nothing had been built."""
+    monkeypatch.delenv("TORCHMDNET2_OPENMM_PLUGIN")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if missing == "name of the home folder":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+        error, look = RuntimeError, Path.home
+    elif missing == "permission":
+        monkeypatch.setattr(Path, "is_file", refuse)  # what it does in the folder of another user
+        error, look = PermissionError, adapter._cached_plugin().is_file
+    else:
+        monkeypatch.setattr(adapter, "_CPP", tmp_path / "missing.cpp")
+        error, look = FileNotFoundError, adapter._cached_plugin
+    with pytest.raises(error):
+        look()
+    caplog.set_level(logging.WARNING, "torchmdnet2.openmm")
+    adapter.TorchMDNet2Energy(None, {"numbers": (1,), "periodic": False, "device": "cuda"})
+    assert not caplog.records
+
+
+def test_a_named_library_that_cannot_be_looked_at(none_accepted, monkeypatch, caplog):
+    monkeypatch.setattr(Path, "is_file", refuse)
+    caplog.set_level(logging.WARNING, "torchmdnet2.openmm")
+    adapter._use_built_plugin()
+    assert "pass through the host: not permitted" in caplog.text
+
+
+def refuse(self):
+    raise PermissionError("not permitted")
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_inference_mode(potential, dtype, mode):
+    """Modes of autograd change nothing, also if a Context is created in one."""
+    system, atoms = ml_system(potential, boxed("triclinic"), dtype=dtype), boxed("triclinic")
+    expected = evaluate(context_of(system, atoms))
+    with mode():
+        context = context_of(system, atoms)
+        assert direct() == 1
+        for _ in range(3):
+            context.setPositions(atoms.positions / 10)
+            energy, forces = evaluate(context)
+            assert energy == pytest.approx(expected[0], abs=1e-8)
+            np.testing.assert_allclose(forces, expected[1], rtol=0, atol=1e-7)
+
+
+def test_cpu_platform(model_file):
+    """It shares the data of the Reference platform, also beside a force with a kernel for it."""
+    system = ml_system(model_file, ethanol())
+    bonds = openmm.HarmonicBondForce()
+    bonds.addBond(0, 1, 0.15, 1000.0)
+    system.addForce(bonds)
+    runs = []
+    for used in (True, False):
+        if not used:
+            disconnect()
+        context = context_of(system, ethanol(), "CPU")
+        assert direct() == used
+        for _ in range(3):
+            context.getIntegrator().step(5)
+            runs.append(evaluate(context))
+        del context
+    adapter.use_plugin("Reference")
+    for found, expected in zip(runs[:3], runs[3:], strict=True):
+        assert found[0] == pytest.approx(expected[0], abs=1e-8)
+        np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=1e-7)

@@ -11,7 +11,9 @@ import math
 import mmap
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 import warnings
@@ -245,7 +247,7 @@ def create_force(
 def share_context() -> None:
     """Let OpenMM's CUDA platform use the same CUDA context as PyTorch, in Contexts that are created from now on.
 
-    Otherwise each has one of its own, and the GPU switches from one to the other twice in a step. OpenMM has no option
+    Otherwise each has a separate one, and the GPU switches from one to the other twice in a step. OpenMM has no option
     for this: the two calls by which its plugin creates and destroys a context are redirected in the memory of this
     process, to those for the primary context of the device. On Linux with glibc only. Contexts that exist already keep
     what they have, with a warning. A second call has no effect.
@@ -481,6 +483,7 @@ def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMD
 # --- Positions and forces by their addresses on the GPU, with a compiled plugin ---
 
 _VARIABLE = "TORCHMDNET2_OPENMM_PLUGIN"
+_PLATFORMS = ("CUDA", "CPU", "Reference")  # with kernels in the plugin
 _CPP = Path(__file__).with_name("openmm_plugin.cpp")
 _THROUGH_HOST = "OpenMM: positions and forces pass through the host: %s"
 _CALLABLES: weakref.WeakValueDictionary[int, TorchMDNet2Energy] = weakref.WeakValueDictionary()  # by address
@@ -491,11 +494,12 @@ _LOADED: list[Any] = []  # what the plugin calls, and the plugin
 def build_plugin(path: str | os.PathLike | None = None) -> Path:
     """Compile the plugin by which OpenMM's CUDA platform and a model on the same GPU exchange positions and forces.
 
-    Forces that are created later use it. It needs g++ (or the compiler of the variable CXX) and the headers that OpenMM
+    Forces that are created later use it. It needs g++ (or the command of the variable CXX) and the headers that OpenMM
     comes with, but neither CUDA nor a GPU. It fits one version of OpenMM.
 
     Args:
-        path: of the library; None: in the user's cache, where it is found. For another path set the variable
+        path: of the library; None: in the user's cache, where it is found. Others can write neither it nor its folder
+            there, and earlier builds for this OpenMM are removed. For another path set the variable
             TORCHMDNET2_OPENMM_PLUGIN.
 
     Returns:
@@ -504,25 +508,37 @@ def build_plugin(path: str | os.PathLike | None = None) -> Path:
     Raises:
         MissingBackend: there is no compiler, or there are no headers of OpenMM.
         RuntimeError: the compiler failed; with its message.
+        OSError: the library cannot be written.
     """
     libraries = Path(openmm.version.openmm_library_path)
     headers = libraries.parent / "include"
-    compiler = os.environ.get("CXX") or "g++"
-    if shutil.which(compiler) is None:
-        raise MissingBackend(f"there is no compiler {compiler}: install g++, or name one by the variable CXX")
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]  # also "ccache g++"
+    if shutil.which(compiler[0]) is None:
+        raise MissingBackend(f"there is no compiler {compiler[0]}: install g++, or name one by the variable CXX")
     if not (headers / "openmm" / "cuda" / "CudaPlatform.h").is_file():
         raise MissingBackend(f"OpenMM's headers are not in {headers}: install OpenMM by pip or conda")
-    path = _cached_plugin() if path is None else Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    cached = path is None
+    path = (
+        (_cached_plugin() if path is None else Path(path)).expanduser().absolute()
+    )  # a link is replaced, not followed
+    path.parent.mkdir(mode=0o700 if cached else 0o777, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", f'-DTORCHMDNET2_KEY="{_plugin_key()}"',
+            *compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", f'-DTORCHMDNET2_KEY="{_plugin_key()}"',
             f"-I{headers}", str(_CPP), "-o", f"{folder}/plugin.so", f"-L{libraries}", "-lOpenMM",
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the plugin for OpenMM cannot be compiled: {' '.join(command)}\n{done.stderr[-2000:]}")
+        if cached:
+            path.parent.chmod(stat.S_IMODE(path.parent.stat().st_mode) & ~_OTHERS_WRITE)
         atomic_write(path, Path(folder, "plugin.so").read_bytes())
+        path.chmod(0o755)  # whatever the umask
+    if cached:
+        checksum = _plugin_key().rpartition(" ")[2]
+        for earlier in path.parent.glob(path.name.replace(checksum, "?" * len(checksum))):
+            if earlier != path:
+                earlier.unlink(missing_ok=True)
     return path
 
 
@@ -531,16 +547,25 @@ def use_plugin(platform: str = "CUDA") -> None:
 
     Forces with a model on a GPU call this if the plugin is built. A second call has no effect.
 
+    A library in the user's cache is loaded only if it and its folder belong to the user or root, and nobody else can
+    write them. One that the variable TORCHMDNET2_OPENMM_PLUGIN names is loaded without this check.
+
     Args:
-        platform: "CUDA", or "Reference", which has no use but tests.
+        platform: "CUDA", or "Reference" or "CPU", which have no use but tests.
 
     Raises:
-        RuntimeError: the plugin is not built, does not fit this OpenMM, or the platform or the CUDA context cannot be
-            used; nothing has been changed then.
+        RuntimeError: the plugin is not built, others could have written it, it does not fit this OpenMM, or the
+            platform or the CUDA context cannot be used; Contexts do without it then.
+        OSError: the library cannot be looked at.
     """
-    path = Path(os.environ.get(_VARIABLE) or _cached_plugin())
+    if platform not in _PLATFORMS:
+        raise RuntimeError(f"the plugin has nothing for the platform {platform}: give one of {', '.join(_PLATFORMS)}")
+    given = os.environ.get(_VARIABLE)
+    path = Path(given or _cached_plugin()).expanduser().resolve()  # the loader would search a relative name elsewhere
     if not path.is_file():
         raise RuntimeError(f"there is no {path}: build the plugin, by torchmdnet2.adapters.openmm.build_plugin()")
+    if not given:
+        _require_ours(path)
     try:
         library = ctypes.CDLL(str(path))
         library.torchmdnet2_key.restype = ctypes.c_char_p
@@ -553,21 +578,41 @@ def use_plugin(platform: str = "CUDA") -> None:
         raise RuntimeError(f"OpenMM has no platform {platform} here")
     if platform == "CUDA":
         share_context()
+    if not library.torchmdnet2_register(platform.encode()):
+        raise RuntimeError(f"OpenMM's platform {platform} has no PythonForce here: install OpenMM by pip or conda")
     if not _LOADED:
         _LOADED.extend([_BEGIN(_begin), _END(_end), library])
         library.torchmdnet2_connect(*_LOADED[:2])
         atexit.register(library.torchmdnet2_connect, None, None)
-    library.torchmdnet2_register(platform.encode())
 
 
 def _use_built_plugin() -> None:
     """Use the plugin if it is built and the variable is not empty; a warning says why it cannot be used."""
     given = os.environ.get(_VARIABLE)
-    if given or (given is None and _cached_plugin().is_file()):
-        try:
+    try:
+        built = _cached_plugin().is_file() if given is None else bool(given)
+    except (RuntimeError, OSError):  # the home folder is unknown, or cannot be read: nothing was built there
+        return
+    try:
+        if built:
             use_plugin()
-        except RuntimeError as error:
-            _LOGGER.warning(_THROUGH_HOST, error)
+    except (RuntimeError, OSError) as error:
+        _LOGGER.warning(_THROUGH_HOST, error)
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def _require_ours(library: Path) -> None:
+    """Refuse a library that others could have written: loading it runs code before its key is known."""
+    for path in (library, library.parent):
+        status = path.stat()
+        owner, mode = status.st_uid, stat.S_IMODE(status.st_mode)
+        if owner not in (0, os.getuid()) or mode & _OTHERS_WRITE:
+            raise RuntimeError(
+                f"others could have written {path} (owner: uid {owner}, mode {mode:o}): "
+                f"call build_plugin() again, or name a library that you trust by the variable {_VARIABLE}"
+            )
 
 
 def _plugin_key() -> str:
@@ -626,7 +671,7 @@ def _refusal(force: TorchMDNet2Energy, call: _Call) -> str:
         return "the System has a box that the force does not use"  # molecules may be in any image then
     if not call.cuda_context:
         if force._isolated:
-            return "the Reference platform does not make molecules whole"
+            return "this platform does not make molecules whole"
         return "" if device.type == "cpu" else f"the model is on {device}"
     if device.type != "cuda":
         return f"the model is on {device}"
@@ -679,10 +724,10 @@ class DirectCalls:
         force, stream = self._force, self._stream
         try:
             elsewhere = stream is not None and torch.cuda.current_stream(stream.device) != stream
-            with force._lock, torch.cuda.stream(stream) if elsewhere else nullcontext():
+            on_stream = torch.cuda.stream(stream) if elsewhere else nullcontext()
+            with force._lock, torch.inference_mode(False), on_stream:
                 if self._bound is None or not self._replay(self._bound):
-                    with torch.inference_mode(False):
-                        self._evaluate_on_host()
+                    self._evaluate_on_host()
         except BaseException as error:  # it cannot pass through OpenMM, which gets the message alone
             self._error = force._describe(error).encode()
             self._call.error = self._error

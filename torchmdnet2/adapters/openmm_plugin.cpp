@@ -29,7 +29,7 @@ namespace {
 // What one Context and Python exchange. ctypes has the same structure.
 struct Call {
     void* callable;        // the Python object that was given to the PythonForce
-    void* cudaContext;     // OpenMM's object of this name; null on the Reference platform
+    void* cudaContext;     // OpenMM's object of this name; null on platforms of the host
     int particles;         // N, those of the force
     int periodicForce;     // whether the force, and any force of the System, uses the box
     int periodicSystem;
@@ -291,7 +291,7 @@ private:
     ComputeKernel read, whole, add;
 };
 
-// For tests, and computers without a GPU.
+// For tests, and computers without a GPU. The CPU platform is derived from the Reference platform and shares its data.
 class ReferencePointerKernel : public PointerKernel {
 public:
     using PointerKernel::PointerKernel;
@@ -321,7 +321,9 @@ public:
     KernelImpl* createKernelImpl(string name, const Platform& platform, ContextImpl& context) const {
         if (platform.getName() == "CUDA")
             return new CudaPointerKernel(name, platform, context, standard);
-        return new ReferencePointerKernel(name, platform, context, standard);
+        if (platform.getName() == "Reference" || platform.getName() == "CPU")
+            return new ReferencePointerKernel(name, platform, context, standard);
+        return standard.createKernelImpl(name, platform, context);
     }
 
 private:
