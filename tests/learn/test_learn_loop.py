@@ -235,7 +235,7 @@ def test_starts_that_the_models_will_not_know(raw_learn, tmp_path, monkeypatch, 
     charged.info["charge"] = -2
     other.numbers[1] = 9
     close.positions[1] = close.positions[0] + 0.01
-    raw = changed(raw_learn, start__labelled=labelled_start)
+    raw = changed(raw_learn, start__labelled=labelled_start, labels__budget=8)
     for atoms, error, words in [
         (charged, UntrainedCharge, "dynamics.starts: frame 0 has the total charge -2, .* charge 0 only. Leave this"),
         (other, UnknownElement, "dynamics.starts: .*frame 0.* is F .* knows only H, O.*Leave this"),
@@ -256,7 +256,7 @@ def test_what_the_first_training_refuses_can_be_corrected_in_the_same_folder(raw
     ):
         with pytest.raises(BadConfig, match=words):
             run_learning(parse_learn_config(changed(raw_learn, **change)))
-    bare = {"start": {**raw_learn["start"], "labelled": False}, "train__model__max_z": 5}
+    bare = {"start": {**raw_learn["start"], "labelled": False}, "labels__budget": 8, "train__model__max_z": 5}
     with pytest.raises(BadConfig, match=r"train\.model: elements must be atomic numbers 1 … 4"):
         run_learning(parse_learn_config(changed(raw_learn, **bare)))
     assert {path.name for path in Path(raw_learn["output"]["folder"]).iterdir()} <= {"verify.old", "log.txt"}
