@@ -344,6 +344,9 @@ def test_builds_that_fail(none_accepted, monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match=r"cannot be compiled: g(.|\n)*error"):
         adapter.build_plugin(tmp_path / "plugin.so")
     assert not (tmp_path / "plugin.so").exists()
+    monkeypatch.undo()
+    with pytest.raises(OSError, match=r"wrong.cpp/plugin.so cannot be written \(.*\): call build_plugin\(path\) with"):
+        adapter.build_plugin(tmp_path / "wrong.cpp" / "plugin.so")
 
 
 def test_plugins_that_do_not_fit(none_accepted, built, monkeypatch, tmp_path):

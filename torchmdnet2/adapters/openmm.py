@@ -508,7 +508,7 @@ def build_plugin(path: str | os.PathLike | None = None) -> Path:
     Raises:
         MissingBackend: there is no compiler, or there are no headers of OpenMM.
         RuntimeError: the compiler failed; with its message.
-        OSError: the library cannot be written.
+        OSError: the library cannot be written there.
     """
     libraries = Path(openmm.version.openmm_library_path)
     headers = libraries.parent / "include"
@@ -518,10 +518,8 @@ def build_plugin(path: str | os.PathLike | None = None) -> Path:
     if not (headers / "openmm" / "cuda" / "CudaPlatform.h").is_file():
         raise MissingBackend(f"OpenMM's headers are not in {headers}: install OpenMM by pip or conda")
     cached = path is None
-    path = (
-        (_cached_plugin() if path is None else Path(path)).expanduser().absolute()
-    )  # a link is replaced, not followed
-    path.parent.mkdir(mode=0o700 if cached else 0o777, parents=True, exist_ok=True)
+    # absolute: a link is replaced, not followed
+    path = (_cached_plugin() if path is None else Path(path)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", f'-DTORCHMDNET2_KEY="{_plugin_key()}"',
@@ -530,10 +528,17 @@ def build_plugin(path: str | os.PathLike | None = None) -> Path:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the plugin for OpenMM cannot be compiled: {' '.join(command)}\n{done.stderr[-2000:]}")
-        if cached:
-            path.parent.chmod(stat.S_IMODE(path.parent.stat().st_mode) & ~_OTHERS_WRITE)
-        atomic_write(path, Path(folder, "plugin.so").read_bytes())
-        path.chmod(0o755)  # whatever the umask
+        try:
+            path.parent.mkdir(mode=0o700 if cached else 0o777, parents=True, exist_ok=True)
+            if cached:
+                path.parent.chmod(stat.S_IMODE(path.parent.stat().st_mode) & ~_OTHERS_WRITE)
+            atomic_write(path, Path(folder, "plugin.so").read_bytes())
+            path.chmod(0o755)  # whatever the umask
+        except OSError as error:
+            raise OSError(
+                f"{path} cannot be written ({error.strerror or error}): call build_plugin(path) with a path in another "
+                "folder, and name that path by the variable TORCHMDNET2_OPENMM_PLUGIN"
+            ) from error
     if cached:
         checksum = _plugin_key().rpartition(" ")[2]
         for earlier in path.parent.glob(path.name.replace(checksum, "?" * len(checksum))):
