@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch import float64, nn
 from ..errors import BadConfig
 
 __all__ = [
-    "Float64Buffers", "ProcessLock", "device_of", "devices_of", "dtype_name", "dtype_of", "expect_forks",
-    "refuse_forked_gpu", "usable_cores", "usable_threads",
+    "Float64Buffers", "ProcessLock", "SideStream", "device_of", "devices_of", "dtype_name", "dtype_of",
+    "expect_forks", "refuse_forked_gpu", "usable_cores", "usable_threads",
 ]  # fmt: skip
 
 
@@ -163,3 +164,31 @@ class ProcessLock:
 
     def __exit__(self, *_: Any) -> None:
         self._lock.release()
+
+
+class SideStream:
+    """A second stream of a GPU, for launches that others need not wait for; on a CPU they come in turn.
+
+    Args:
+        device: of the launches.
+        priority: as of `torch.cuda.Stream`; −1: before those of other streams.
+    """
+
+    def __init__(self, device: torch.device, priority: int = 0):
+        self._device = device
+        self._stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Launch the block on the second stream, after all earlier launches of the current one."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Let all later launches of the current stream wait for those of the second one."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.devices import SideStream
 from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
 from ..tensornet.gpu import Block, Buffers, FusedTensorNet, MessageTile, Tiles, part_size
@@ -211,23 +211,13 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             if k + 1 < layers or self.charges_read:
                 self._predict_charges(*given, k + 1)
         if not self.charges_read:
-            with self._beside():
+            with self._side.beside():
                 self._predict_charges(buffers, replace(shapes, overlap=0), atoms, edges, layers)
         self._read_out(*given)
 
     @cached_property
-    def _side(self) -> torch.cuda.Stream | None:
-        return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Launch the block on another stream, after all earlier launches; `differentiate` waits for it."""
-        if self._side is None:
-            yield
-            return
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
-            yield
+    def _side(self) -> SideStream:
+        return SideStream(self.device)
 
     def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
         return buffers.charges, buffers.charges64
@@ -247,8 +237,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             self._charge_gradient(*given, k, None)
         self._embedding_gradient(*given)
         if not self.charges_read:
-            if self._side is not None:
-                torch.cuda.current_stream(self.device).wait_stream(self._side)
+            self._side.wait()
             shapes = replace(shapes, overlap=0)  # the next launch waits for both streams
         self._forces(buffers, shapes, atoms, edges, with_virial)
 

@@ -17,8 +17,6 @@ Shapes: N atoms, B structures, M = M_1 × M_2 × M_3 mesh points, p spline order
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -27,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...core.devices import SideStream
 from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, Edges, TermLaunch, TermSums, TermWithRoom
 from ...system import System
@@ -136,7 +135,7 @@ class ParticleMeshTerm(TermWithRoom):
         self._padded = triton.next_power_of_2(self.order)
         splines = {"ORDER": self.order, "P": self._padded, "ROWS": triton.next_power_of_2(self.order**2)}
         self._splines = {**splines, **FUSED_ARITHMETIC}
-        self._side = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        self._side = SideStream(device, priority=-1)
         table = torch.zeros(self.order, self._padded, dtype=torch.float64)
         table[:, : self.order] = torch.tensor(spline_table(self.order), dtype=torch.float64)
         self._table = table.to(device)
@@ -209,7 +208,7 @@ class ParticleMeshTerm(TermWithRoom):
 
     def begin(self, buffers: _Held, atoms: Atoms, with_virial: bool) -> tuple[Tensor, list[_Potential]]:
         """Return the charges [N] and the results of the meshes."""
-        with self._beside():
+        with self._side.beside():
             if self.uses_charges:
                 assert atoms.charges is not None
                 charges = atoms.charges[: atoms.num_rows]
@@ -227,7 +226,7 @@ class ParticleMeshTerm(TermWithRoom):
     def run(self, buffers: _Held, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
         charges, found = launch.begun or self.begin(buffers, atoms, launch.with_virial)
         if not self.uses_charges:
-            self._wait()  # the sums over pairs need the charges
+            self._side.wait()  # the sums over pairs need the charges
             sums = sums._replace(charge_slope=None)
         launch = launch._replace(options={"PDL": 0})  # PyTorch launches kernels in between
         single = charges.float()
@@ -239,24 +238,9 @@ class ParticleMeshTerm(TermWithRoom):
             others = atoms._replace(charges=single, batch=batch, ptr=ptr)
             # the sums hold the pairs of the cells now: add those of molecules; atoms of cells have empty rows here
             self._molecules.run(None, others, None, sums, launch._replace(first=False, first_slope=False))
-        self._wait()
+        self._side.wait()
         for mesh, potential in zip(buffers.meshes, found, strict=True):
             self._gather(mesh, potential, charges, atoms, sums, launch.with_virial)
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """Launch the block on the separate stream, after all earlier launches."""
-        if self._side is None:
-            yield
-            return
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
-            yield
-
-    def _wait(self) -> None:
-        """Let all later launches wait for the launches of `_beside`."""
-        if self._side is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._side)
 
     def _potential(self, mesh: _Mesh, charges: Tensor, atoms: Atoms, virial: bool) -> _Potential:
         """Return the potential on the mesh of one structure."""
