@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,8 @@ class Structure:
 
     def differences(self, other: Structure) -> list[str]:
         """Return the names of entries that differ in any bit."""
-        return [f.name for f in fields(self) if not _same(getattr(self, f.name), getattr(other, f.name))]
+        mine, others = vars(self), vars(other)
+        return [name for name, value in mine.items() if not _same(value, others[name])]
 
     def to_system(self, device: torch.device) -> System:
         """Return the structure as tensors on a device; positions and cell in float64."""
@@ -128,7 +129,10 @@ class ArrayEvaluator:
         Raises:
             ValueError, UnknownElement: as the Potential; ValueError if a result is not finite.
         """
-        with torch.inference_mode(False):
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                values = self._evaluate(structure, stress)
+        else:
             values = self._evaluate(structure, stress)
         return self._complete(_one(values, 0, slice(None)), structure)
 
@@ -228,7 +232,7 @@ class _HostStep:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a.tobytes() == b.tobytes() and a.shape == b.shape if isinstance(a, np.ndarray) else a == b
+    return a.shape == b.shape and a.tobytes() == b.tobytes() if isinstance(a, np.ndarray) else a == b
 
 
 def _to_numpy(result: Result, dipole: bool) -> dict[str, np.ndarray]:

@@ -97,6 +97,8 @@ def whole_number(value: Any, name: str, where: str = "") -> int:
     Raises:
         BadData: it means none.
     """
+    if type(value) is int and abs(value) <= LARGEST:  # at each step of a simulation
+        return value
     key = name.removeprefix("info[").strip("[]'")
     stating = kind_of(key) in ("charge", "spin", "unpaired")
     behind = re.fullmatch(r"(\d+)([+-])", value.strip()) if isinstance(value, str) else None  # the sign, as in 2-
