@@ -64,7 +64,7 @@ _SUMS = 256
 _BLOCKS_IN_ONE = 4  # up to so many blocks of rows, summing all rows again is faster than another kernel
 # tiles of receivers × candidates, and warps; the best of those tried on one NVIDIA H200
 _PAIR_TILE = (1, 512, 4)
-_CELL_TILE = 8
+_CELL_TILES = ((8000, 2), (50_000, 4), (2**31, 8))  # receivers of a program, up to so many atoms
 # the float64 branches, rarely taken, would claim registers that the others need to run side by side
 _PAIR_REGISTERS = 128
 _CELL_REGISTERS = 128
@@ -206,7 +206,8 @@ class TritonNeighborSearch:
             self._bin_count, self._bin_start = ints(num_bins), ints(num_bins)
             self._bins, self._slots, self._members, self._order, self._row_bin = (ints(per_atom) for _ in range(5))
             self._lane_start = ints(per_atom, LANES)
-            self._tiles = ints(triton.cdiv(per_atom, _CELL_TILE))
+            self._cell_tile = next(tile for most, tile in _CELL_TILES if num_atoms <= most)
+            self._tiles = ints(triton.cdiv(per_atom, self._cell_tile))
             self._doubts = ints(0 if cells else num_atoms)
         self.set_capacity(capacity)
         self.set_batch(batch)
@@ -332,7 +333,7 @@ class TritonNeighborSearch:
             count_cells[(self._tiles.numel(),)](
                 self._placed, self._wrapped, self._order, self._row_bin, self._bin_start, self.batch,
                 self.ptr, self._reals, self._whole, self._cutoff, self._counts, self._bits, self._lane_start,
-                self._candidates, self._tiles, self._keys, N, B, self._turns, BI=_CELL_TILE, num_warps=1,
+                self._candidates, self._tiles, self._keys, N, B, self._turns, BI=self._cell_tile, num_warps=1,
                 maxnreg=_CELL_REGISTERS, **self._after,
             )  # fmt: skip
         else:
@@ -354,8 +355,8 @@ class TritonNeighborSearch:
                 self._placed, self._wrapped, self._wraps, self._order, self._row_bin, self._bin_start,
                 self.batch, self.ptr, self._reals, self._whole, self._cutoff, self.row_ptr, self._bits,
                 self._lane_start, self._candidates, self._tiles, self._keys, *outputs, N, B, self._turns,
-                **self._wanted, ORDERED=self._ordered, BI=_CELL_TILE, K=_ROW_TILE, num_warps=1, maxnreg=_ROW_REGISTERS,
-                **self._after,
+                **self._wanted, ORDERED=self._ordered, BI=self._cell_tile, K=_ROW_TILE, num_warps=1,
+                maxnreg=_ROW_REGISTERS, **self._after,
             )  # fmt: skip
             return
         self._search_pairs(fill=True)
