@@ -27,7 +27,7 @@ PARTS = {
     "D3": r"coordination|dispersion",
     "pairs": r"^pair_kernel",
     "mesh": r"spread_kernel|influence_kernel|gather_kernel|note_kernel|fft|FFT",
-    "sums": r"finish_kernel|totals_kernel",
+    "sums": r"finish_kernel",
     "PyTorch": r"at::|Memset|Memcpy",
     "network": r"",
 }

@@ -15,7 +15,7 @@ from ..core.triton_launch import after_previous
 
 __all__ = [
     "BROKEN", "MAX_PARTS", "NO_VOLUME", "RESULT_NOT_FINITE", "TERMS", "energy_spread_kernel", "finish_kernel",
-    "mean_kernel", "totals_kernel",
+    "mean_kernel",
 ]  # fmt: skip
 
 
@@ -33,19 +33,22 @@ _TERMS = tl.constexpr(TERMS)
 
 
 @triton.jit
-def write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress, STRESS: tl.constexpr):
-    """Write energy and stress of structure b from its sums; NaN if the edges cannot be used."""
-    broken = (tl.load(flag) & _BROKEN) != 0
-    e += tl.load(shift)
+def volume_of(cell, b):
+    """Volume of the cell of structure b, float64."""
+    row = cell + b * 9
+    ax, ay, az = tl.load(row).to(tl.float64), tl.load(row + 1).to(tl.float64), tl.load(row + 2).to(tl.float64)
+    bx, by, bz = tl.load(row + 3).to(tl.float64), tl.load(row + 4).to(tl.float64), tl.load(row + 5).to(tl.float64)
+    cx, cy, cz = tl.load(row + 6).to(tl.float64), tl.load(row + 7).to(tl.float64), tl.load(row + 8).to(tl.float64)
+    return tl.abs(ax * (by * cz - bz * cy) + ay * (bz * cx - bx * cz) + az * (bx * cy - by * cx))
+
+
+@triton.jit
+def write_totals(e, xx, yy, zz, yz, xz, xy, b, broken, volume, flag, energy, stress, STRESS: tl.constexpr):
+    """Write energy and stress of structure b from its sums; NaN if the edges cannot be used (broken)."""
     if ((e != e) | (tl.abs(e) > 1.7e308)) & ~broken:
         tl.atomic_or(flag, _RESULT_NOT_FINITE)
     tl.store(energy + b, tl.where(broken, float("nan"), e))
     if STRESS:
-        row = cell + b * 9
-        ax, ay, az = tl.load(row).to(tl.float64), tl.load(row + 1).to(tl.float64), tl.load(row + 2).to(tl.float64)
-        bx, by, bz = tl.load(row + 3).to(tl.float64), tl.load(row + 4).to(tl.float64), tl.load(row + 5).to(tl.float64)
-        cx, cy, cz = tl.load(row + 6).to(tl.float64), tl.load(row + 7).to(tl.float64), tl.load(row + 8).to(tl.float64)
-        volume = tl.abs(ax * (by * cz - bz * cy) + ay * (bz * cx - bx * cz) + az * (bx * cy - by * cx))
         if volume == 0.0:
             tl.atomic_or(flag, _NO_VOLUME)
         factor = tl.where(broken | (volume == 0.0), float("nan"), 1.0 / tl.where(volume == 0.0, 1.0, volume))
@@ -62,17 +65,14 @@ def write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress
 
 
 @triton.jit
-def note_needed(flag, needed, most):
-    """Keep the largest number of edges that a step needed; counts from invalid positions are ignored."""
-    if (tl.load(flag) & _SEARCH_NOT_FINITE) == 0:
-        tl.store(most, tl.maximum(tl.load(most), tl.load(needed)))
+def note_others(state, needed, most, OTHERS: tl.constexpr):
+    """Keep the largest number of edges that other searches needed: [OTHERS, 2] numbers, the first of each two.
 
-
-@triton.jit
-def note_others(flag, needed, most, OTHERS: tl.constexpr):
-    """As `note_needed`, for other searches: [OTHERS, 2] numbers, the first of each two."""
-    for k in tl.static_range(OTHERS):
-        note_needed(flag, needed + 2 * k, most + 2 * k)
+    Counts from invalid positions are ignored.
+    """
+    if (state & _SEARCH_NOT_FINITE) == 0:
+        for k in tl.static_range(OTHERS):
+            tl.store(most + 2 * k, tl.maximum(tl.load(most + 2 * k), tl.load(needed + 2 * k)))
 
 
 @triton.jit
@@ -90,14 +90,37 @@ def virial_of_rows(virial, place, ok):
 
 
 @triton.jit
+def part_sum(row, ok):
+    """The sum over parts, in a tree of fixed order; those that are missing are 0 in it. Other programs wrote them."""
+    return tl.sum(tl.load(row, ok, other=0.0, cache_modifier=".cg"), 0)
+
+
+@triton.jit
+def add_parts(
+    parts, b, num_parts, shift, broken, volume, flag, energy, stress, STRESS: tl.constexpr, MOST: tl.constexpr
+):  # fmt: skip
+    """Write energy and stress of structure b from its parts."""
+    k = tl.arange(0, MOST)
+    row = parts + (b * num_parts + k).to(tl.int64) * _TERMS
+    ok = k < num_parts
+    e = part_sum(row, ok) + shift
+    xx, yy, zz, yz, xz, xy = e, e, e, e, e, e
+    if STRESS:
+        xx, yy, zz = part_sum(row + 1, ok), part_sum(row + 2, ok), part_sum(row + 3, ok)
+        yz, xz, xy = part_sum(row + 4, ok), part_sum(row + 5, ok), part_sum(row + 6, ok)
+    write_totals(e, xx, yy, zz, yz, xz, xy, b, broken, volume, flag, energy, stress, STRESS)
+
+
+@triton.jit
 def finish_kernel(
     raw_energy, raw_forces, virial, unit, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed,
-    most, needed_by_others, most_of_others, atom_energies, forces, energy, stress, parts, term_energy, term_forces,
-    term_virial, raw_charges, charges,
+    most, needed_by_others, most_of_others, atom_energies, forces, energy, stress, parts, arrived, term_energy,
+    term_forces, term_virial, raw_charges, charges,
     SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, WITH_TERMS: tl.constexpr,
-    CHARGES: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    CHARGES: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, p): part p of structure b.
+    """Program (b, p): part p of P ≤ MOST of structure b.
 
     Args:
         raw_energy [N], raw_forces [N, 3], virial [N, 9]: of the network, float32, in `unit` of eV.
@@ -108,7 +131,8 @@ def finish_kernel(
         flag, needed, most: [1] state of the search, edges found, the largest number of edges found; needed_by_others,
             most_of_others: [OTHERS, 2] of other searches, the first of each two.
         atom_energies [N] float64, forces [N, 3], energy [B] float64, stress [B, 3, 3] float64: results.
-        parts: [B, MAX_PARTS, TERMS] float64, the sums of the parts (unless SINGLE: then there is only one).
+        parts: [B, P, TERMS] float64, the sums of the parts; arrived: [B] int32, 0 before and after (unless SINGLE: then
+            there is only one part). The program of a structure that is done last adds up the parts, in their order.
         term_energy [N] float64, term_forces [N, 3], term_virial [N, 9] float32, in eV: sums of the other terms by place
             (WITH_TERMS; else not read).
         raw_charges [N] float64 by place, charges [N] float64 by atom: of the network, and results (CHARGES; else not
@@ -122,7 +146,10 @@ def finish_kernel(
     low = first + part * size
     high = tl.minimum(low + size, end)
     after_previous(PDL)
-    broken = (tl.load(flag) & _BROKEN) != 0
+    # all that is read after the sums is read here: few atoms wait for nothing else
+    state, energy_shift, found, largest = tl.load(flag), tl.load(shift), tl.load(needed), tl.load(most)
+    volume = volume_of(cell, b) if STRESS else 1.0
+    broken = (state & _BROKEN) != 0
     is_neutral = tl.load(neutral + b) != 0
     e = tl.zeros([BLOCK], tl.float64)
     xx = tl.zeros([BLOCK], tl.float64)
@@ -170,14 +197,15 @@ def finish_kernel(
                 yz, xz, xy = yz + v[3] * inverse, xz + v[4] * inverse, xy + v[5] * inverse
     # one program: the largest number is read and written without atomics
     if (b == 0) & (part == 0):
-        note_others(flag, needed_by_others, most_of_others, OTHERS)
+        if (state & _SEARCH_NOT_FINITE) == 0:
+            tl.store(most, tl.maximum(largest, found))
+        note_others(state, needed_by_others, most_of_others, OTHERS)
     se = tl.sum(e, 0)
     sxx, syy, szz = tl.sum(xx, 0) * unit, tl.sum(yy, 0) * unit, tl.sum(zz, 0) * unit
     syz, sxz, sxy = tl.sum(yz, 0) * unit, tl.sum(xz, 0) * unit, tl.sum(xy, 0) * unit
     if SINGLE:
-        write_totals(se, sxx, syy, szz, syz, sxz, sxy, b, shift, cell, flag, energy, stress, STRESS)
-        if b == 0:
-            note_needed(flag, needed, most)
+        se += energy_shift
+        write_totals(se, sxx, syy, szz, syz, sxz, sxy, b, broken, volume, flag, energy, stress, STRESS)
     else:
         out = parts + (b * num_parts + part).to(tl.int64) * _TERMS
         tl.store(out, se)
@@ -188,32 +216,10 @@ def finish_kernel(
             tl.store(out + 4, syz)
             tl.store(out + 5, sxz)
             tl.store(out + 6, sxy)
-
-
-@triton.jit(do_not_specialize=["num_parts"])
-def totals_kernel(
-    parts, num_parts, shift, cell, flag, needed, most, energy, stress, STRESS: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Program b: energy and stress of a structure from its num_parts ≤ BLOCK parts; see `finish_kernel`."""
-    b = tl.program_id(0)
-    k = tl.arange(0, BLOCK)
-    after_previous(PDL)
-    row = parts + (b * num_parts + k).to(tl.int64) * _TERMS
-    ok = k < num_parts
-    # a tree of fixed order; parts that are missing are 0 in it
-    e = tl.sum(tl.load(row, ok, other=0.0), 0)
-    xx, yy, zz, yz, xz, xy = e, e, e, e, e, e
-    if STRESS:
-        xx = tl.sum(tl.load(row + 1, ok, other=0.0), 0)
-        yy = tl.sum(tl.load(row + 2, ok, other=0.0), 0)
-        zz = tl.sum(tl.load(row + 3, ok, other=0.0), 0)
-        yz = tl.sum(tl.load(row + 4, ok, other=0.0), 0)
-        xz = tl.sum(tl.load(row + 5, ok, other=0.0), 0)
-        xy = tl.sum(tl.load(row + 6, ok, other=0.0), 0)
-    write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress, STRESS)
-    if b == 0:
-        note_needed(flag, needed, most)
+        tl.debug_barrier()  # the sums are written before this program counts as done
+        if tl.atomic_add(arrived + b, 1, sem="acq_rel") == num_parts - 1:
+            tl.store(arrived + b, 0)
+            add_parts(parts, b, num_parts, energy_shift, broken, volume, flag, energy, stress, STRESS, MOST)
 
 
 # --- Several members: their mean, which `finish_kernel` takes like the results of one network, and their spread ---

@@ -38,7 +38,7 @@ from ..potential.potential import Potential, Result
 from ..system import System
 from .bound import PropertyHeads
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
-from .finish import MAX_PARTS, TERMS, energy_spread_kernel, finish_kernel, mean_kernel, totals_kernel
+from .finish import MAX_PARTS, TERMS, energy_spread_kernel, finish_kernel, mean_kernel
 from .graph import compile_side_by_side
 from .select import HeldTerm, constant_energies, exact_isolated_energies, fast_path, list_cutoffs, terms_of
 from .step import FEWEST_EDGES, OVERFLOW, GraphedStep, StaticInputs, Step
@@ -153,7 +153,7 @@ def morton_kernel(pos, batch, cell, pbc, keys, num_atoms, width, BLOCK: tl.const
 
 # --- One step of a fused model on static buffers: neighbor searches, network, other terms, sums, stress ---
 
-_ATOMS_PER_PART = 2048
+_ATOMS_PER_PART = 256
 
 
 class FusedStep(Step):
@@ -229,6 +229,7 @@ class FusedStep(Step):
         self._term_shapes = tuple(term_shapes or [term.launch_shapes(N) for term in terms])
         self._num_parts = parts or max(1, min(MAX_PARTS, -(-N // (B * _ATOMS_PER_PART))))
         self._parts = new(B * self._num_parts, TERMS, dtype=torch.float64)
+        self._arrived = new(B, dtype=torch.int32)
         if sort is None:
             # a prior may know its atoms by their places
             sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B and not any(term.by_autograd for term in terms)
@@ -510,16 +511,11 @@ class FusedStep(Step):
             *found[:3], unit, search.row_ptr, order, self.isolated, self.reference,
             self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most,
             self._needed_by_others, self._most_of_others, out.atom_energies, out.forces, out.energy, stress,
-            self._parts, *sums[:3], found[3], out.energy if out.charges is None else out.charges,
+            self._parts, self._arrived, *sums[:3], found[3], out.energy if out.charges is None else out.charges,
             SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
             WITH_TERMS=with_terms, CHARGES=out.charges is not None, OTHERS=len(self.searches) - 1,
-            BLOCK=1024 if wide else 256, num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
+            BLOCK=1024 if wide else 256, MOST=MAX_PARTS, num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
         )  # fmt: skip
-        if parts > 1:
-            totals_kernel[(self.num_systems,)](
-                self._parts, parts, self.shift, self.cell, search.flag, search.needed, most, out.energy, stress,
-                STRESS=self.stress, BLOCK=triton.next_power_of_2(MAX_PARTS), enable_fp_fusion=False, **launch,
-            )  # fmt: skip
 
     def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
         if self._members is not None:
