@@ -5,9 +5,9 @@
 
 The file is a program, which is run: use one that you trust (docs/models.md says where it comes from). Structures are
 droplets of water. A bound step, the Evaluator's call and the file take turns; the medians are printed, and the largest
-difference of forces. With --shapes no file is needed: bound steps in float32 and in mixed precision, each with the
-launch shapes that are used and with others, take turns; medians, errors of forces against float64 (up to 1,100 atoms)
-and, with --kernels, the times of the kernels are printed.
+difference of forces. With --shapes no file is needed: bound steps with the launch shapes that are used and with others
+take turns; medians, errors of forces against float64 (up to 1,100 atoms) and, with --kernels, the times of the kernels
+are printed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MANY: dict[str, dict[str, Any]] = {
     "32 × 32, 2 warps": {"rows": 32, "cols": 32, "depth": 32, "layer_warps": 2, "stages": 3},
     "32 × 64, 2 warps": {"rows": 32, "cols": 64, "depth": 32, "layer_warps": 2, "stages": 3},
     "64 × 64, 4 warps": {"rows": 64, "cols": 64, "depth": 32, "layer_warps": 4, "stages": 3},
+    "TF32": {"halves": False, "rows": 32, "cols": 64, "depth": 32, "layer_warps": 2, "stages": 3},
     "64 × 64, depth 64": {"rows": 64, "cols": 64, "depth": 64, "layer_warps": 4, "stages": 3},
 }  # fmt: skip
 """Other launch shapes, of up to 64 atoms and of more, by what differs from those that are used."""
@@ -72,22 +73,19 @@ def other_shapes(system: System, repeat: int, kernels: bool) -> None:
     if atoms <= 1100:
         exact = copy.deepcopy(potential).double().reference(system.to(dtype=torch.float64)).forces
     steps: dict[str, Any] = {}
-    for precision in ("native", "mixed"):
-        model = FusedModel(potential, precision)
-        chosen = model.net.launch_shapes(atoms)
-        if precision == "mixed" and not chosen.in_parts:
-            continue  # the same kernels
-        for name, changed in {"as used": {}, **(FEW if atoms <= 64 else MANY)}.items():
-            shapes = chosen._replace(**changed)
-            if f"{precision}, as used" in steps and shapes == chosen:
-                continue
-            try:
-                steps[f"{precision}, {name}"] = held(model, system, shapes)
-            except Exception as error:  # the others are timed
-                print(f"{atoms:6} atoms: {precision}, {name}: {type(error).__name__}: {str(error)[:200]}")
-        if kernels:
-            for kernel, ms in by_kernel(model, system).items():
-                print(f"{atoms:6} atoms: {precision}, {1e3 * ms:8.1f} µs {kernel}")
+    model = FusedModel(potential, "native")
+    chosen = model.net.launch_shapes(atoms)
+    for name, changed in {"as used": {}, **(FEW if atoms <= 64 else MANY)}.items():
+        shapes = chosen._replace(**changed)
+        if steps and shapes == chosen:
+            continue
+        try:
+            steps[name] = held(model, system, shapes)
+        except Exception as error:  # the others are timed
+            print(f"{atoms:6} atoms: {name}: {type(error).__name__}: {str(error)[:200]}")
+    if kernels:
+        for kernel, ms in by_kernel(model, system).items():
+            print(f"{atoms:6} atoms: {1e3 * ms:8.1f} µs {kernel}")
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeat):
         for name, step in steps.items():
@@ -99,7 +97,7 @@ def other_shapes(system: System, repeat: int, kernels: bool) -> None:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", help="aimnet2_wb97m-d3_ens.jpt")
-    parser.add_argument("--shapes", action="store_true", help="time precisions and launch shapes, without the file")
+    parser.add_argument("--shapes", action="store_true", help="time launch shapes, without the file")
     parser.add_argument("--kernels", action="store_true", help="with --shapes: print the times of the kernels, too")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--molecules", type=int, nargs="+", default=[8, 56, 343], help="of water, in each droplet")

@@ -144,7 +144,7 @@ def test_a_slab_in_mixed_precision():
 
 
 def test_the_embedding_by_elements(monkeypatch):
-    monkeypatch.setattr(launch_shapes, "_BY_ELEMENTS_FROM", ((0,), (0,)))
+    monkeypatch.setattr(launch_shapes, "_BY_ELEMENTS_FROM", 0)
     system = atoms(16, edges=(24.0, 3.0, 3.0))
     system = system.replace(z=torch.full_like(system.z, 8))
     evaluator = Evaluator(POTENTIAL, block_atoms=14)

@@ -278,7 +278,7 @@ def test_bound_step_holds_another_system():
 
 def test_shapes_follow_the_elements(monkeypatch):
     """64 channels have room for the sums of two elements; a step that holds others is captured again."""
-    monkeypatch.setattr(launch_shapes, "_BY_ELEMENTS_FROM", [(1, 1, 1, 1)])
+    monkeypatch.setattr(launch_shapes, "_BY_ELEMENTS_FROM", 1)
     potential = make(model={"name": "tensornet", "hidden_channels": 64, "num_layers": 1, "num_rbf": 8, "cutoff": CUTOFF,
                             "max_z": 10})  # fmt: skip
     pos = torch.tensor([[0.0, 0, 0], [1.1, 0, 0.2], [0, 1.4, 0]], dtype=torch.float64)

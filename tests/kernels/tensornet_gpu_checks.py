@@ -103,6 +103,7 @@ def compare(name: str, model: Potential, fused: FusedTensorNet, atoms: System, t
     result = {
         "case": name,
         "energy": float((energies - expected.atom_energies).abs().max()),
+        "energy_rms": float((energies - expected.atom_energies).square().mean().sqrt()),
         "forces": float((buffers.forces - expected.forces).abs().max()),
         "eager_forces": float(eager.abs().max()),
         "largest_force": float(expected.forces.abs().max()),

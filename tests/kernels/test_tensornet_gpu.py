@@ -36,12 +36,13 @@ def test_forces_are_float32_accurate(cases):
 
 
 def test_the_embedding_by_elements_in_numbers(all_cases):
-    """eV and eV/Å, of forces up to 0.3 eV/Å."""
+    """eV and eV/Å, of forces up to 1.9 eV/Å. The largest error of five energies varies three times as much between
+    structures as their root mean square."""
     found = [c for c in all_cases if "by elements" in c["case"]]
-    for mixed, energy, forces in ((False, 1e-6, 2e-6), (True, 1e-5, 3e-5)):
+    for mixed, energy, forces in ((False, 6e-7, 2e-6), (True, 6e-6, 3e-5)):
         cases = [c for c in found if c["case"].startswith("mixed") == mixed]
         assert len(cases) == 2
-        assert max(c["energy"] for c in cases) < energy and max(c["forces"] for c in cases) < forces, cases
+        assert max(c["energy_rms"] for c in cases) < energy and max(c["forces"] for c in cases) < forces, cases
 
 
 def test_stress(cases):

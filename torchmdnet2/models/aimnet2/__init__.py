@@ -22,9 +22,7 @@ class AIMNet2Path(MemberPath):
     """AIMNet2 with GELU and a scalar head, in float32."""
 
     predicts_charges = True
-    arithmetic = MappingProxyType(
-        {**FastPath.arithmetic, "mixed": "float32, matrix products of 512 and more atoms in three bfloat16 parts"}
-    )
+    arithmetic = MappingProxyType({**FastPath.arithmetic, "mixed": "float32, which is as fast as mixed precision"})
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, AIMNet2)
@@ -58,7 +56,7 @@ class AIMNet2Path(MemberPath):
         from .weights import FrozenAIMNet2
 
         frozen = [FrozenAIMNet2(representation, head, energy_scale, device) for representation, head in networks]
-        return FusedAIMNet2(frozen, PRODUCTS[precision], precision == "mixed")
+        return FusedAIMNet2(frozen, PRODUCTS[precision])
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> Network:
         from .cpu import CpuAIMNet2

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
 from . import triton_kernels as kernels
-from .weights import PAD, FrozenAIMNet2, Layer, in_parts, side_by_side
+from .weights import PAD, FrozenAIMNet2, Layer, in_halves, side_by_side
 
 __all__ = ["Buffers", "FusedAIMNet2", "LaunchShapes"]
 
@@ -29,7 +29,7 @@ class LaunchShapes(NamedTuple):
         parts: number of warps among which the sum of a product is divided; 1 if warps share rows and columns instead.
         overlap: 1 or 2, how early each kernel is launched (triton_launch.py), where it can be early.
         joined: charges are equilibrated by each program that sums them, instead of a kernel between.
-        in_parts: factors of matrix products are sums of two bfloat16 numbers, of models in mixed precision.
+        halves: factors of matrix products are sums of two numbers in half precision, 22 bits in all.
     """
 
     features: int
@@ -43,7 +43,7 @@ class LaunchShapes(NamedTuple):
     parts: int = 1
     overlap: int = 1
     joined: bool = False
-    in_parts: bool = False
+    halves: bool = False
 
 
 @dataclass(eq=False)
@@ -97,14 +97,13 @@ class FusedAIMNet2(ChargeNetwork):
     Args:
         members: the prepared models, of one form and with the same radial functions.
         precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
-        mixed: factors of matrix products have 17 bits from 512 atoms on; with less, that is not faster.
     """
 
-    def __init__(self, members: Sequence[FrozenAIMNet2], precision: str = "tf32x3", mixed: bool = False):
+    def __init__(self, members: Sequence[FrozenAIMNet2], precision: str = "tf32x3"):
         self.members, self.weights = len(members), side_by_side(members)
         weights = self.weights
-        self.in_parts = in_parts(weights) if mixed else weights
-        self.precision, self.mixed, self.device = precision, mixed, weights.device
+        self._halves = in_halves(weights) if precision == "tf32x3" else None
+        self.precision, self.device = precision, weights.device
         self.combinations = 1 << (weights.num_vectors - 1).bit_length()  # P
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
@@ -116,14 +115,14 @@ class FusedAIMNet2(ChargeNetwork):
             return LaunchShapes(a, 4, 1, 16, 16, 64, 4, 1, parts=4, overlap=2, joined=True)
         if num_atoms <= 400:
             return LaunchShapes(a, 4, 1, 16, 32, 64, 2, 4)
-        if self.mixed and num_atoms >= 512:
-            return LaunchShapes(a, 2, 1, 64, 64, 64 if num_atoms <= 4096 else 32, 4, 3, in_parts=True)
+        if self._halves is not None and num_atoms >= 512:
+            return LaunchShapes(a, 2, 1, 64, 64, 64 if num_atoms <= 4096 else 32, 4, 3, halves=True)
         if num_atoms <= 4096:
             return LaunchShapes(a, 2, 1, 32, 32, 32, 2, 3)
         return LaunchShapes(a, 2, 1, 32, 64, 32, 2, 3)
 
     def _weights(self, shapes: LaunchShapes) -> FrozenAIMNet2:
-        return self.in_parts if shapes.in_parts else self.weights
+        return self._halves if shapes.halves and self._halves is not None else self.weights
 
     def _parts(self, shapes: LaunchShapes) -> int:
         return self.weights.channels // shapes.features
@@ -324,7 +323,7 @@ class FusedAIMNet2(ChargeNetwork):
             depth *= 2
         return {
             "BM": shapes.rows, "BN": shapes.cols, "BK": depth, "KS": shapes.parts,
-            "PREC": "bf16x3" if shapes.in_parts else self.precision, "num_warps": shapes.layer_warps,
+            "PREC": "fp16x3" if shapes.halves else self.precision, "num_warps": shapes.layer_warps,
             "num_stages": shapes.stages, **self._options(shapes),
         }  # fmt: skip
 

@@ -4,7 +4,7 @@ The formulas are those of model.py. Both directions of each edge are listed, and
 alone, without atomics, so that equal inputs give results that are equal to the bit. Charges are equilibrated in
 float64; all other numbers are float32.
 
-In mixed precision, matrix products are three products of bfloat16 (PREC "bf16x3"), with weights [2, K, N] in two parts.
+Matrix products of many atoms are three products of half precision (PREC "fp16x3"), with weights [2, K, N] in halves.
 
 The third axis of programs are the members: networks of the same form on the same atoms and edges. Arrays of atoms have
 M·N rows, member after member; weights have a first dimension M.
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ...core.triton_launch import after_previous, before_next
-from ..tensornet.triton_products import dense, dot, dot_parts, settle
+from ..tensornet.triton_products import dense, dot, settle
 
 __all__ = [
     "convolve_gradient_kernel", "convolve_kernel", "edge_kernel", "energy_kernel", "equilibrate_gradient_kernel",
@@ -583,20 +583,6 @@ def dense_divided(
 
 
 @triton.jit
-def dense_parts(
-    a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
-):
-    """`dense` with weights [2, K, N] in two parts."""
-    y = tl.zeros([BM, BN], tl.float32)
-    for k0 in range(0, K, BK):
-        k = k0 + tl.arange(0, BK)
-        x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
-        at = w + k[:, None] * N + cols[None, :]
-        y = dot_parts(x, tl.load(at), tl.load(at + K * N), y)
-    return y
-
-
-@triton.jit
 def product(
     a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
@@ -607,17 +593,14 @@ def product(
     else:
         after_previous(PDL)
         before_next(PDL)
-        if PREC == "bf16x3":
-            y = dense_parts(a, w, rows, cols, ok, K, N, BM, BN, BK)
-        else:
-            y = dense(a, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
+        y = dense(a, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
     return y
 
 
 @triton.jit
 def of_member(w, member, K: tl.constexpr, N: tl.constexpr, PREC: tl.constexpr):
     """Return where the weights of a member begin."""
-    return w + member * (2 * K * N if PREC == "bf16x3" else K * N)
+    return w + member * (2 * K * N if PREC == "fp16x3" else K * N)
 
 
 @triton.jit

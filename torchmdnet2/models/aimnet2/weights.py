@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PAD", "FrozenAIMNet2", "Layer", "in_parts", "padded", "side_by_side"]
+from ..tensornet.weights import HALVES_BELOW, pack_halves
+
+__all__ = ["PAD", "FrozenAIMNet2", "Layer", "in_halves", "padded", "side_by_side"]
 
 PAD = 64
 """Widths of layers are multiples of this."""
@@ -49,15 +51,20 @@ def side_by_side(members: Sequence[FrozenAIMNet2]) -> FrozenAIMNet2:
     return whole
 
 
-def in_parts(weights: FrozenAIMNet2) -> FrozenAIMNet2:
-    """Return weights whose layers have matrices [M, 2, K, N], sums of two bfloat16 numbers, of which 17 bits count."""
-
-    def split(value: Tensor) -> Tensor:
-        high = value.bfloat16()
-        return torch.stack([high, (value - high.float()).bfloat16()], 1)
+def in_halves(weights: FrozenAIMNet2) -> FrozenAIMNet2 | None:
+    """Return weights whose layers have matrices [M, 2, K, N] in half precision (`pack_halves`); None if they do not
+    fit."""
+    networks = [*weights.passes, weights.head]
+    # gradients begin as the last layer: half precision holds them if they are near 1
+    largest = max(float(layer.weight.abs().max()) for network in networks for layer in network)
+    if not (largest < HALVES_BELOW and 1e-3 < float(weights.energy[0].abs().max()) < 1e3):
+        return None
 
     def layers(network: Sequence[Layer]) -> list[Layer]:
-        return [layer._replace(weight=split(layer.weight), transposed=split(layer.transposed)) for layer in network]
+        return [
+            layer._replace(weight=pack_halves(layer.weight, 1), transposed=pack_halves(layer.transposed, 1))
+            for layer in network
+        ]
 
     whole = copy.copy(weights)
     whole.passes, whole.head = [layers(network) for network in weights.passes], layers(weights.head)

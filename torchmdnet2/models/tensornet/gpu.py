@@ -23,7 +23,17 @@ from . import triton_atoms as node
 from . import triton_atoms as scalar
 from . import triton_edges as force
 from . import triton_edges as message
-from .weights import FUNCTIONS, FrozenTensorNet, PackedWeights, ScalarNetwork, SplitWeights, pack
+from .weights import (
+    FUNCTIONS,
+    HALVES_BELOW,
+    FrozenTensorNet,
+    HalfWeights,
+    PackedWeights,
+    ScalarNetwork,
+    SplitWeights,
+    pack,
+    pack_halves,
+)
 
 __all__ = [
     "Block", "Buffers", "ChargedTensorNet", "FusedTensorNet", "HeadBuffers", "MessageTile", "Tiles", "part_size",
@@ -98,20 +108,21 @@ class Tiles:
 
     embedding: MessageTile = MessageTile(1, 2, 64, 1)
     interaction: MessageTile = MessageTile(16, 1, 32, 16)
-    message_backward: MessageTile = MessageTile(1, 1, 32, 1)
+    message_backward: MessageTile = MessageTile(4, 2, 32, 4)
     embedding_backward: MessageTile = MessageTile(1, 2, 64, 1)
+    forces: MessageTile = MessageTile(1, 64, 1, 1)  # of channels there are none
     # separate sums of 32 here, in the gate and the read-out: Tensor Cores round towards zero, which shifts energies
-    hidden: Block = Block(32, 64, 32, 4, 1)
-    gate: Block = Block(16, 64, 32, 4, 3)
-    gate_backward: Block = Block(32, 64, 32, 4, 3)
+    hidden: Block = Block(16, 64, 32, 4, 3)
+    gate: Block = Block(64, 64, 32, 4, 3)
+    gate_backward: Block = Block(64, 32, 32, 4, 3)
     readout_hidden: Block = Block(16, 64, 64, 4, 1)
     readout: Block = Block(16, 64, 32, 4, 1)
     readout_gradient: Block = Block(16, 64, 32, 4, 3)
-    embedding_mix: Block = Block(16, 64, 16, 4, 3)
-    mix: Block = Block(16, 64, 16, 4, 3)
-    update: Block = Block(16, 64, 32, 4, 3)
-    gradient_product: Block = Block(16, 64, 16, 4, 3)
-    gradient_mix: Block = Block(16, 64, 16, 4, 3)
+    embedding_mix: Block = Block(16, 64, 32, 4, 3)
+    mix: Block = Block(16, 128, 16, 4, 3)
+    update: Block = Block(16, 64, 64, 4, 2)
+    gradient_product: Block = Block(16, 64, 32, 4, 3)
+    gradient_mix: Block = Block(16, 64, 32, 4, 3)
     gradient_embedding: Block = Block(16, 64, 32, 4, 3)
     # of the embedding by elements: channels are radial functions, and the sum of the product is over all of them
     element_sums: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
@@ -153,6 +164,7 @@ def _limit(shape: Block, channels: int) -> Block:
 _CUDA_CORES = Block(1, 16, 128, 4, 1, 2)
 _TENS = Tiles(
     overlap=2,
+    forces=MessageTile(1, 32, 1, 1),
     embedding=MessageTile(1, 16, 16, 2),
     interaction=MessageTile(1, 8, 32, 4),
     message_backward=MessageTile(1, 16, 16, 2),
@@ -174,7 +186,7 @@ _WIDE_SPLIT = Block(8, 32, 32, 8, 1, 4)
 _HUNDREDS = Tiles(
     overlap=2,
     embedding=MessageTile(1, 8, 32, 4),
-    interaction=MessageTile(1, 8, 32, 2),
+    interaction=MessageTile(1, 8, 32, 4),
     message_backward=MessageTile(1, 8, 32, 2),
     embedding_backward=MessageTile(1, 16, 32, 4),
     hidden=_WIDE_SPLIT,
@@ -190,14 +202,16 @@ _HUNDREDS = Tiles(
     gradient_embedding=_WIDE_SPLIT,
 )
 _THOUSAND = Tiles(
-    message_backward=MessageTile(16, 1, 32, 16),
+    interaction=MessageTile(16, 2, 32, 16),
+    message_backward=MessageTile(16, 2, 32, 16),
     embedding_backward=MessageTile(1, 2, 64, 1),
     hidden=_WIDE_SPLIT,
     gate_backward=_SPLIT,
     readout_hidden=_WIDE_SPLIT,
     readout_gradient=_WIDE_SPLIT,
-    embedding_mix=Block(16, 64, 16, 4, 3),
-    mix=_WIDE_SPLIT,
+    gate=Block(16, 64, 32, 4, 3),
+    embedding_mix=Block(16, 64, 32, 4, 3),
+    mix=Block(16, 64, 32, 4, 3),
     update=_WIDE_SPLIT,
     gradient_product=_WIDE_SPLIT,
     gradient_mix=_WIDE_SPLIT,
@@ -205,32 +219,38 @@ _THOUSAND = Tiles(
     element_edges=MessageTile(1, 8, FUNCTIONS, 1),
 )
 _THOUSANDS = Tiles(
-    interaction=MessageTile(1, 4, 32, 1),
+    interaction=MessageTile(8, 2, 32, 8),
+    message_backward=MessageTile(1, 2, 32, 1),
     embedding_backward=MessageTile(1, 2, 64, 1),
-    hidden=_WIDE_SPLIT,
     readout_hidden=_WIDE_SPLIT,
     readout_gradient=_WIDE_SPLIT,
-    embedding_mix=Block(16, 64, 32, 4, 2),
-    mix=_WIDE_SPLIT,
+    embedding_mix=Block(16, 32, 32, 2, 2),
+    mix=Block(16, 64, 32, 4, 2),
     update=_WIDE_SPLIT,
     gradient_product=_WIDE_SPLIT,
     gradient_mix=_WIDE_SPLIT,
     gradient_embedding=_WIDE_SPLIT,
 )
-_BY_ELEMENTS_FROM = (1000, 1000, 4000, 4000), (2000, 2000, 4000, 4000)
-"""Fewest atoms of the embedding by elements, with one, two … elements, in float32 and in mixed precision."""
+_BY_ELEMENTS_FROM = 1000
+"""Fewest atoms of the embedding by elements."""
 _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 
 # In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
 # bytes of fields as of tables in float32
-_MIXED_PRODUCTS = dict.fromkeys(("mix", "update", "gradient_product", "gradient_mix"), Block(16, 64, 32, 4, 3))
-_SHARED, _ALONE = MessageTile(16, 1, 64, 16), MessageTile(1, 2, 64, 1)
+_SHARED = MessageTile(16, 1, 64, 16)
+_FLAT, _DEEP, _DEEP_HALF = Block(16, 64, 32, 4, 3), Block(16, 64, 64, 4, 2), Block(16, 32, 64, 4, 2)
 _MIXED: tuple[tuple[int, dict[str, Any]], ...] = (
     (512, {}),
-    (1500, {"interaction": _SHARED, "message_backward": _SHARED, **_MIXED_PRODUCTS}),
-    (4000, {"message_backward": _ALONE}),
-)
-_MIXED_MANY: dict[str, Any] = {"interaction": _SHARED, "message_backward": _ALONE, **_MIXED_PRODUCTS}
+    (1500, {"interaction": _SHARED, "message_backward": _SHARED, "mix": _FLAT, "update": _FLAT,
+            "gradient_product": _DEEP_HALF, "gradient_mix": _FLAT}),
+    (4000, {"interaction": MessageTile(4, 4, 32, 4), "message_backward": MessageTile(1, 2, 32, 1),
+            "mix": Block(16, 64, 32, 4, 2), "update": _DEEP, "gradient_product": _DEEP_HALF,
+            "gradient_mix": _DEEP_HALF}),
+)  # fmt: skip
+_MIXED_MANY: dict[str, Any] = {
+    "interaction": _SHARED, "message_backward": MessageTile(4, 1, 64, 4), "mix": _FLAT, "update": _DEEP,
+    "gradient_product": _FLAT, "gradient_mix": _DEEP,
+}  # fmt: skip
 
 
 # --- TensorNet energy and forces by fused kernels: forward, hand-written backward, no autograd, no allocation ---
@@ -269,8 +289,7 @@ class Buffers:
     g: Tensor
     dd: Tensor
     dm: Tensor
-    knot: Tensor
-    offset: Tensor
+    segment: Tensor
     slope: Tensor
     edge_slope: Tensor
     edge_turn: Tensor
@@ -309,7 +328,8 @@ class FusedTensorNet(FeatureNetwork):
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
         self._mix_in, self._mix_out = weights.mix_in, weights.mix_out
-        self._of_layers = "fp16" if weights.mixed else precision
+        self._of_fields = "fp16x3" if precision == "tf32x3" and weights.fit_halves else precision
+        self._of_layers = "fp16" if weights.mixed else self._of_fields
         if weights.mixed:
             self._mix_in, self._mix_out = ([(w.half(), t.half()) for w, t in m] for m in (self._mix_in, self._mix_out))
 
@@ -335,19 +355,20 @@ class FusedTensorNet(FeatureNetwork):
 
     def shapes_for(self, num_atoms: int, z: Tensor) -> Tiles:
         tiles = self.launch_shapes(num_atoms)
-        fewest = _BY_ELEMENTS_FROM[self.weights.mixed][: self.weights.channels // FUNCTIONS]  # the sums fit into X
-        if num_atoms < min(fewest, default=math.inf) or not self.weights.embedding_by_elements:
+        most = min(4, self.weights.channels // FUNCTIONS)  # elements whose sums fit into X
+        if num_atoms < _BY_ELEMENTS_FROM or not most or not self.weights.embedding_by_elements:
             return tiles
         elements = tuple(z.unique().tolist())
-        pays = len(elements) <= len(fewest) and num_atoms >= fewest[len(elements) - 1]
-        return replace(tiles, elements=elements) if pays else tiles
+        return replace(tiles, elements=elements) if len(elements) <= most else tiles
 
     def allocate(self, num_atoms: int, capacity: int, shapes: Tiles, num_ghosts: int | None = None) -> Buffers:
         w, tiles = self.weights, shapes
         f, layers = w.channels, w.num_layers
         if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
             _ = self._split  # a step launches and does nothing else
-        _ = tiles.elements and (w.embedding_by_elements, w.places_of(tiles.elements))
+        if self._of_fields == "fp16x3":
+            _ = self._halves
+        _ = tiles.elements and (self._element_maps, w.places_of(tiles.elements))
         n = max(num_atoms, 1)
         rows = num_atoms + (num_ghosts or 0)
         capacity = max(capacity, 1)  # a multiple of 16 keeps rows of the edge arrays aligned
@@ -372,7 +393,7 @@ class FusedTensorNet(FeatureNetwork):
             norms=new(n, 3 * f), readout=new(n, f), readout_active=new(n, f), dreadout=new(n, f),
             mixed=new(n, 9, f), x=list(x), inverse=list(new(layers, n, f)),
             y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)], d=d, g=x[-1], dd=d[-1], dm=sent(),
-            knot=new(capacity).int(), offset=new(capacity),
+            segment=new(capacity, dtype=torch.int64),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
             edge_turn=new(slices, capacity, 3), energy=new(n), virial=new(n, 9),
             forces=new(n, 3) if num_ghosts is None else new(rows, 3).long(),
@@ -450,22 +471,22 @@ class FusedTensorNet(FeatureNetwork):
         else:
             grid, walk = self._message(n, tiles, tiles.embedding)
             message.embedding_kernel[grid](
-                *edges[:3], w.knots, b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender,
+                *edges[:3], w.knots, b.segment, atoms.z, w.embedding_table, w.z_receiver, w.z_sender,
                 w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, LOG=w.log_norm, **walk,
             )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
-        grid, block = self._product(n, 2 * f, tiles, tiles.hidden)
+        grid, block = self._product(n, 2 * f, tiles, tiles.hidden, self._of_fields)
         packed = self._packed(block)
         scalar.hidden_kernel[grid](
             b.norm, gamma, beta, _pick(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
             eps, LOG=w.log_norm, **block,
         )  # fmt: skip
         if not tiles.embedding_mix.at_once:
-            grid, block = self._product(n, 3 * f, tiles, tiles.gate)
+            grid, block = self._product(n, 3 * f, tiles, tiles.gate, self._of_fields)
             packed = self._packed(block)
             scalar.gate_kernel[grid](b.active, _pick(block, w2, packed.gate[0]), b2, b.gate, n, **block)
-        grid, block = self._product(n, f, tiles, tiles.embedding_mix)
+        grid, block = self._product(n, f, tiles, tiles.embedding_mix, self._of_fields)
         packed = self._packed(block)
         node.embedding_mix_kernel[grid](
             b.x0, _pick(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _pick(block, w2, packed.gate[0]),
@@ -483,7 +504,7 @@ class FusedTensorNet(FeatureNetwork):
         # dm is free during the forward pass: it carries the normalised products
         grid, walk = self._message(n, tiles, tiles.interaction)
         message.interaction_kernel[grid](
-            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k],
+            edges.row_ptr, edges.sender, b.segment, w.layer_tables[k], w.layer_self[k], b.y[k],
             self._factor(b, atoms), b.m[k], b.dm, n, O3=w.is_o3, **walk,
         )  # fmt: skip
 
@@ -503,7 +524,7 @@ class FusedTensorNet(FeatureNetwork):
         f = w.channels
         gamma, beta, eps = w.out_norm
         w1, b1 = w.readout[:2]
-        grid, block = self._product(n, f, tiles, tiles.readout_hidden)
+        grid, block = self._product(n, f, tiles, tiles.readout_hidden, self._of_fields)
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
             b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
@@ -538,7 +559,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _read_out_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n = self.weights, atoms.within(0)
-        grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient)
+        grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient, self._of_fields)
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
             b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
@@ -561,7 +582,7 @@ class FusedTensorNet(FeatureNetwork):
         grid, walk = self._message(n, tiles, tiles.message_backward)
         # m holds dY, to which this adds
         message.message_backward_kernel[grid](
-            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.m[k],
+            edges.row_ptr, edges.sender, b.segment, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.m[k],
             b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
         )  # fmt: skip
 
@@ -583,11 +604,11 @@ class FusedTensorNet(FeatureNetwork):
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
         f = w.channels
-        grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward)
+        grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward, self._of_fields)
         w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
         # of the gate first: dX⁰ is the sum of both ways back, by mix(X⁰) and by the norms that the gate reads
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
-        grid, block = self._product(n, f, tiles, tiles.gradient_embedding)
+        grid, block = self._product(n, f, tiles, tiles.gradient_embedding, self._of_fields)
         packed = self._packed(block)
         node.gradient_embedding_kernel[grid](
             self._of_embedding(b), _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
@@ -599,11 +620,20 @@ class FusedTensorNet(FeatureNetwork):
             return
         grid, walk = self._message(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
-            *edges[:3], b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.mixed, b.edge_slope,
+            *edges[:3], b.segment, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.mixed, b.edge_slope,
             b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
         )  # fmt: skip
 
     # --- the embedding by elements --------------------------------------------------------------------------------
+
+    @cached_property
+    def _element_maps(self) -> tuple[Tensor, Tensor, str]:
+        """V and Vᵀ as the kernels take them, and the precision of their products."""
+        assert self.weights.embedding_by_elements is not None
+        _, maps, maps_t = self.weights.embedding_by_elements
+        if self._of_fields == "fp16x3" and float(maps.abs().max()) < HALVES_BELOW:
+            return pack_halves(maps), pack_halves(maps_t), self._of_fields
+        return maps, maps_t, self.precision
 
     def _by_elements(self, tiles: Tiles, shape: Any) -> dict[str, Any]:
         """Return the constants that the kernels of the embedding by elements share."""
@@ -613,18 +643,19 @@ class FusedTensorNet(FeatureNetwork):
         """Compute X⁰ and its norms; the sums S lie where mix(X⁰) will."""
         w, n = self.weights, atoms.num_rows
         assert w.embedding_by_elements is not None
-        table, maps, _ = w.embedding_by_elements
+        table = w.embedding_by_elements[0]
+        maps, _, precision = self._element_maps
         place, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_sums, tiles.element_product
         width = FUNCTIONS * (1 << (len(tiles.elements) - 1).bit_length())
         edges_at_once = min(walk.edges, 8 * FUNCTIONS // width)  # their sums stay in the registers
         message.element_sums_kernel[(-(-n // walk.atoms),)](
-            *edges[:3], w.knots, b.knot, b.offset, atoms.z, place, table, b.mixed, n, w.table.decay, w.table.scale,
+            *edges[:3], w.knots, b.segment, atoms.z, place, table, b.mixed, n, w.table.decay, w.table.scale,
             KNOTS=w.table.num_knots, W=width, BR=walk.atoms, BE=edges_at_once, **self._by_elements(tiles, walk),
         )  # fmt: skip
         message.element_product_kernel[-(-n // block.rows), w.channels // block.cols](
             b.mixed, maps, atoms.z, elements, w.z_receiver, w.z_sender, w.embedding_self, b.x0, b.norm, n,
-            F=w.channels, W=width, B=len(elements), BM=block.rows, BN=block.cols, LOG=w.log_norm, PREC=self.precision,
+            F=w.channels, W=width, B=len(elements), BM=block.rows, BN=block.cols, LOG=w.log_norm, PREC=precision,
             **self._by_elements(tiles, block),
         )  # fmt: skip
 
@@ -632,17 +663,18 @@ class FusedTensorNet(FeatureNetwork):
         """Compute the gradient of the edges from dX⁰; that of S lies where X⁰ was."""
         w, n = self.weights, atoms.num_rows
         assert w.embedding_by_elements is not None
-        table, _, maps_t = w.embedding_by_elements
+        table = w.embedding_by_elements[0]
+        _, maps_t, precision = self._element_maps
         place, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_edges, tiles.element_gradient
         # G of all atoms takes B·R ≤ F columns (`shapes_for`), and X⁰ was read for the last time for dX⁰
         message.element_gradient_kernel[(-(-n // block.rows) * len(elements),)](
             b.mixed, maps_t, atoms.z, elements, w.z_receiver, w.z_sender, b.x0, n, F=w.channels, B=len(elements),
-            BM=block.rows, BK=block.depth, PREC=self.precision, num_stages=block.stages,
+            BM=block.rows, BK=block.depth, PREC=precision, num_stages=block.stages,
             **self._by_elements(tiles, block),
         )  # fmt: skip
         message.element_edges_kernel[(-(-n // walk.atoms),)](
-            *edges[:3], b.knot, b.offset, atoms.z, place, table, b.x0, b.edge_slope, b.edge_turn, n, B=len(elements),
+            *edges[:3], b.segment, atoms.z, place, table, b.x0, b.edge_slope, b.edge_turn, n, B=len(elements),
             BR=walk.atoms, BE=walk.edges, LANES=walk.lanes, **self._by_elements(tiles, walk),
         )  # fmt: skip
 
@@ -653,8 +685,8 @@ class FusedTensorNet(FeatureNetwork):
             return
         force.force_kernel[(atoms.num_rows,)](
             *edges[:3], b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
-            SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=32,
-            VIRIAL=with_virial, num_warps=1, **FUSED_ARITHMETIC, **self.launch_options(tiles),
+            SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=tiles.forces.edges,
+            VIRIAL=with_virial, num_warps=tiles.forces.warps, **FUSED_ARITHMETIC, **self.launch_options(tiles),
         )  # fmt: skip
 
     def _domain_forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
@@ -677,8 +709,14 @@ class FusedTensorNet(FeatureNetwork):
     def _split(self) -> SplitWeights:
         return SplitWeights(self.weights)
 
-    def _packed(self, block: dict[str, Any]) -> PackedWeights | SplitWeights:
+    @cached_property
+    def _halves(self) -> HalfWeights:
+        return HalfWeights(self.weights)
+
+    def _packed(self, block: dict[str, Any]) -> PackedWeights | SplitWeights | HalfWeights:
         """Return the packed weights for kernels of these blocks."""
+        if block["PREC"] == "fp16x3" and block["BM"] >= 16:
+            return self._halves
         return self._split if block["BM"] == 8 else self.packed
 
     def _message(self, n: int, tiles: Tiles, walk: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
@@ -713,7 +751,7 @@ def power_of_two(largest: float) -> float:
 
 def _pick(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
     """Return the weights in the layout that kernels of these blocks take (triton_atoms.py)."""
-    return packed if block["BM"] < 16 else plain
+    return packed if block["BM"] < 16 or block["PREC"] == "fp16x3" else plain
 
 
 # --- TensorNet or TensorNet2 on kernels with the head `charges` of models/heads.py, on the features ---

@@ -38,7 +38,7 @@ from .triton_products import (
     dense_cuda,
     dense_normed,
     dense_split,
-    dot,
+    dot_halves,
     log1p,
     mix_cuda,
     mix_split,
@@ -83,15 +83,19 @@ def mix9(
             m = mask_rows[:, None]
             b = w + k[:, None] * F + cols[None, :]
             wi, wa, ws = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
-            y0 = dot(tl.load(a, m, other=0.0), wi, y0, PREC)
-            y1 = dot(tl.load(a + F, m, other=0.0), wa, y1, PREC)
-            y2 = dot(tl.load(a + 2 * F, m, other=0.0), wa, y2, PREC)
-            y3 = dot(tl.load(a + 3 * F, m, other=0.0), wa, y3, PREC)
-            y4 = dot(tl.load(a + 4 * F, m, other=0.0), ws, y4, PREC)
-            y5 = dot(tl.load(a + 5 * F, m, other=0.0), ws, y5, PREC)
-            y6 = dot(tl.load(a + 6 * F, m, other=0.0), ws, y6, PREC)
-            y7 = dot(tl.load(a + 7 * F, m, other=0.0), ws, y7, PREC)
-            y8 = dot(tl.load(a + 8 * F, m, other=0.0), ws, y8, PREC)
+            vi, va, vs = wi, wa, ws
+            if PREC == "fp16x3":
+                b += 3 * F * F
+                vi, va, vs = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
+            y0 = dot_halves(tl.load(a, m, other=0.0), wi, vi, y0, PREC)
+            y1 = dot_halves(tl.load(a + F, m, other=0.0), wa, va, y1, PREC)
+            y2 = dot_halves(tl.load(a + 2 * F, m, other=0.0), wa, va, y2, PREC)
+            y3 = dot_halves(tl.load(a + 3 * F, m, other=0.0), wa, va, y3, PREC)
+            y4 = dot_halves(tl.load(a + 4 * F, m, other=0.0), ws, vs, y4, PREC)
+            y5 = dot_halves(tl.load(a + 5 * F, m, other=0.0), ws, vs, y5, PREC)
+            y6 = dot_halves(tl.load(a + 6 * F, m, other=0.0), ws, vs, y6, PREC)
+            y7 = dot_halves(tl.load(a + 7 * F, m, other=0.0), ws, vs, y7, PREC)
+            y8 = dot_halves(tl.load(a + 8 * F, m, other=0.0), ws, vs, y8, PREC)
         y0, y1, y2 = settle(y0, BM, BN), settle(y1, BM, BN), settle(y2, BM, BN)
         y3, y4, y5 = settle(y3, BM, BN), settle(y4, BM, BN), settle(y5, BM, BN)
         y6, y7, y8 = settle(y6, BM, BN), settle(y7, BM, BN), settle(y8, BM, BN)
@@ -428,8 +432,7 @@ def hidden_kernel(
     else:
         after_previous(PDL)
         mean, rstd = statistics(norm, rows, ok, eps, F, F, LOG)
-        h = dense_normed(norm, mean, rstd, gamma, beta, w1, rows, cols, ok, F, 2 * F, BM, BN, BK, PREC)
-        h += tl.load(b1 + cols)[None, :]
+        h = dense_normed(norm, mean, rstd, gamma, beta, w1, b1, offset, rows, cols, ok, F, 2 * F, BM, BN, BK, PREC)
     before_next(PDL)
     at = rows[:, None].to(tl.int64) * (2 * F) + cols[None, :]
     tl.store(hidden + at, h, ok[:, None])
@@ -531,8 +534,7 @@ def readout_hidden_kernel(
     else:
         after_previous(PDL)
         mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F, LOG)
-        h = dense_normed(norms, mean, rstd, gamma, beta, w1, rows, cols, ok, 3 * F, F, BM, BN, BK, PREC)
-        h += tl.load(b1 + cols)[None, :]
+        h = dense_normed(norms, mean, rstd, gamma, beta, w1, b1, offset, rows, cols, ok, 3 * F, F, BM, BN, BK, PREC)
     before_next(PDL)
     at = rows[:, None].to(tl.int64) * F + cols[None, :]
     tl.store(hidden + at, h, ok[:, None])

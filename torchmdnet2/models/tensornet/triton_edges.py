@@ -22,7 +22,7 @@ import triton.language as tl
 from ...core.triton_launch import after_previous, before_next
 from ...kernels.interfaces import FIXED_POINT
 from .triton_algebra import load9, load9_early, product, squared_norm, store9
-from .triton_products import add9, dot, log1p, settle
+from .triton_products import add9, dot_halves, log1p, settle
 
 __all__ = [
     "domain_force_kernel", "element_edges_kernel", "element_gradient_kernel", "element_product_kernel",
@@ -96,19 +96,30 @@ def first_edge(row_ptr, num_atoms, BR: tl.constexpr, BE: tl.constexpr):
 
 
 @triton.jit
-def edge(sender, knot, offset, e, mask):
-    """Sender, knot and distance from it of edges e."""
-    j = tl.load(sender + e, mask, other=0)
-    k = tl.load(knot + e, mask, other=0)
-    return j, k, tl.load(offset + e, mask, other=0.0)
+def pack_segment(k, t):
+    """Knot and distance from it in 64 bits, which are read at once."""
+    return (k.to(tl.int64) << 32) | (t.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
-def edge_early(sender, knot, offset, e, mask):
+def unpack_segment(s):
+    return (s >> 32).to(tl.int32), s.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def edge(sender, segment, e, mask):
+    """Sender, knot and distance from it of edges e."""
+    j = tl.load(sender + e, mask, other=0)
+    k, t = unpack_segment(tl.load(segment + e, mask, other=0))
+    return j, k, t
+
+
+@triton.jit
+def edge_early(sender, segment, e, mask):
     """`edge` past the L1 cache, for what is read before `after_previous` (triton_launch.py)."""
     j = tl.load(sender + e, mask, other=0, cache_modifier=".cg")
-    k = tl.load(knot + e, mask, other=0, cache_modifier=".cg")
-    return j, k, tl.load(offset + e, mask, other=0.0, cache_modifier=".cg")
+    k, t = unpack_segment(tl.load(segment + e, mask, other=0, cache_modifier=".cg"))
+    return j, k, t
 
 
 @triton.jit
@@ -168,7 +179,7 @@ def place_of(d, knots, decay, scale, KNOTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def embedding_kernel(
-    row_ptr, sender, vec, knots, knot_out, offset_out, z, table, z_receiver, z_sender, self_filter, x_out, norm_out,
+    row_ptr, sender, vec, knots, segment_out, z, table, z_receiver, z_sender, self_filter, x_out, norm_out,
     num_atoms, decay, scale,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LOG: tl.constexpr,
     PDL: tl.constexpr,
@@ -192,8 +203,7 @@ def embedding_kernel(
         third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
         k, t = place_of(d, knots, decay, scale, KNOTS)
         once = mask & (tl.zeros_like(k) + tl.program_id(1) == 0)
-        tl.store(knot_out + e, k, once)
-        tl.store(offset_out + e, t, once)
+        tl.store(segment_out + e, pack_segment(k, t), once)
         p = segments(table, k, c, F)
         zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
         f1, f2, f3 = zz * value_at(p, 0, t, mask, F), zz * value_at(p, 1, t, mask, F), zz * value_at(p, 2, t, mask, F)
@@ -223,7 +233,7 @@ def embedding_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def interaction_kernel(
-    row_ptr, sender, knot, offset, table, self_filter, y, charge_factor, m_out, p_out, num_atoms,
+    row_ptr, sender, segment, table, self_filter, y, charge_factor, m_out, p_out, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -233,13 +243,13 @@ def interaction_kernel(
     m0 = tl.zeros([BR * BE, BF], tl.float32)
     m1, m2, m3, m4, m5, m6, m7, m8 = m0, m0, m0, m0, m0, m0, m0, m0
     # the next edges are read while these are worked on
-    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    j, k, t = edge_early(sender, segment, e, e < end)
     after_previous(PDL)
     for _ in range(0, steps):
         mask = e < end
         p = segments(table, k, c, F)
         s = y + j.to(tl.int64) * (9 * F) + c
-        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
+        j, k, t_next = edge(sender, segment, e + BE, e + BE < end)
         g = value_at(p, 0, t, mask, F)
         m0 += g * tl.load(s, mask, other=0.0)
         g = value_at(p, 1, t, mask, F)
@@ -274,7 +284,7 @@ def interaction_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def message_backward_kernel(
-    row_ptr, sender, knot, offset, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
+    row_ptr, sender, segment, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -294,13 +304,13 @@ def message_backward_kernel(
     a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
     slope_out = slope + tl.program_id(1).to(tl.int64) * capacity
     # the next edges are read while these are worked on
-    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    j, k, t = edge_early(sender, segment, e, e < end)
     after_previous(PDL)
     for _ in range(0, steps):
         mask = e < end
         p = segments(table, k, c, F)
         s = dm + j.to(tl.int64) * (9 * F) + c
-        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
+        j, k, t_next = edge(sender, segment, e + BE, e + BE < end)
         g, slope_g = value_and_slope(p, 0, t, mask, F)
         x = tl.load(s, mask, other=0.0).to(tl.float32)
         a0 += g * x
@@ -353,7 +363,7 @@ def message_backward_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def embedding_backward_kernel(
-    row_ptr, sender, vec, knot, offset, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
+    row_ptr, sender, vec, segment, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -368,7 +378,7 @@ def embedding_backward_kernel(
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
     own = dx + row.to(tl.int64) * (9 * F) + c
-    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    j, k, t = edge_early(sender, segment, e, e < end)
     after_previous(PDL)
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, row < num_atoms, F)
     slope_out = edge_slope + tl.program_id(1).to(tl.int64) * capacity
@@ -378,7 +388,7 @@ def embedding_backward_kernel(
         ux, uy, uz, _d = direction(vec, e, mask)
         p = segments(table, k, c, F)
         zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
-        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
+        j, k, t_next = edge(sender, segment, e + BE, e + BE < end)
         _f1, slope_g = value_and_slope(p, 0, t, mask, F)
         radial = slope_g * g0
         f2, slope_g = value_and_slope(p, 1, t, mask, F)
@@ -425,7 +435,7 @@ def embedding_backward_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def element_sums_kernel(
-    row_ptr, sender, vec, knots, knot_out, offset_out, z, place, table, sums, num_atoms, decay, scale,
+    row_ptr, sender, vec, knots, segment_out, z, place, table, sums, num_atoms, decay, scale,
     R: tl.constexpr, W: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """S_ib = Σ_j∈b φ(d_ij) u; and the place of each edge in the tables."""
@@ -441,8 +451,7 @@ def element_sums_kernel(
         ux, uy, uz, d = direction(vec, e, mask)
         third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
         k, t = place_of(d, knots, decay, scale, KNOTS)
-        tl.store(knot_out + e, k, mask)
-        tl.store(offset_out + e, t, mask)
+        tl.store(segment_out + e, pack_segment(k, t), mask)
         f = value_at(segments(table, k, c % R, R, 1), 0, t, mask, R, 1)
         f = tl.where(element == c // R, f, 0.0)
         x0 += f
@@ -475,6 +484,10 @@ def element_product_kernel(
     r = tl.arange(0, R)
     w = maps + r[:, None] * F + cols[None, :]
     wi, wa, ws = tl.load(w), tl.load(w + R * F), tl.load(w + 2 * R * F)
+    vi, va, vs = wi, wa, ws
+    if PREC == "fp16x3":
+        w += 3 * R * F
+        vi, va, vs = tl.load(w), tl.load(w + R * F), tl.load(w + 2 * R * F)
     zi = tl.load(z + rows, rows < num_atoms, other=0)[:, None] * F + cols[None, :]
     here = tl.load(z_receiver + zi)
     zero = tl.zeros([BM, BN], tl.float32)
@@ -482,15 +495,15 @@ def element_product_kernel(
     for b in tl.range(0, B, num_stages=1):
         zz = here + tl.load(z_sender + tl.load(elements + b) * F + cols)[None, :]
         s = sums + rows[:, None].to(tl.int64) * (9 * W) + (b * R + r)[None, :]
-        y0 += zz * dot(tl.load(s, m, other=0.0), wi, zero, PREC)
-        y1 += zz * dot(tl.load(s + W, m, other=0.0), wa, zero, PREC)
-        y2 += zz * dot(tl.load(s + 2 * W, m, other=0.0), wa, zero, PREC)
-        y3 += zz * dot(tl.load(s + 3 * W, m, other=0.0), wa, zero, PREC)
-        y4 += zz * dot(tl.load(s + 4 * W, m, other=0.0), ws, zero, PREC)
-        y5 += zz * dot(tl.load(s + 5 * W, m, other=0.0), ws, zero, PREC)
-        y6 += zz * dot(tl.load(s + 6 * W, m, other=0.0), ws, zero, PREC)
-        y7 += zz * dot(tl.load(s + 7 * W, m, other=0.0), ws, zero, PREC)
-        y8 += zz * dot(tl.load(s + 8 * W, m, other=0.0), ws, zero, PREC)
+        y0 += zz * dot_halves(tl.load(s, m, other=0.0), wi, vi, zero, PREC)
+        y1 += zz * dot_halves(tl.load(s + W, m, other=0.0), wa, va, zero, PREC)
+        y2 += zz * dot_halves(tl.load(s + 2 * W, m, other=0.0), wa, va, zero, PREC)
+        y3 += zz * dot_halves(tl.load(s + 3 * W, m, other=0.0), wa, va, zero, PREC)
+        y4 += zz * dot_halves(tl.load(s + 4 * W, m, other=0.0), ws, vs, zero, PREC)
+        y5 += zz * dot_halves(tl.load(s + 5 * W, m, other=0.0), ws, vs, zero, PREC)
+        y6 += zz * dot_halves(tl.load(s + 6 * W, m, other=0.0), ws, vs, zero, PREC)
+        y7 += zz * dot_halves(tl.load(s + 7 * W, m, other=0.0), ws, vs, zero, PREC)
+        y8 += zz * dot_halves(tl.load(s + 8 * W, m, other=0.0), ws, vs, zero, PREC)
     before_next(PDL)
     y0 += tl.load(self_filter + cols)[None, :] * (here + tl.load(z_sender + zi))
     y0, y1, y2 = settle(y0, BM, BN), settle(y1, BM, BN), settle(y2, BM, BN)
@@ -527,15 +540,19 @@ def element_gradient_kernel(
         x = dx + rows[:, None].to(tl.int64) * (9 * F) + k[None, :]
         w = maps_t + k[:, None] * R + r[None, :]
         wi, wa, ws = tl.load(w), tl.load(w + F * R), tl.load(w + 2 * F * R)
-        g0 = dot(zz * tl.load(x, m, other=0.0), wi, g0, PREC)
-        g1 = dot(zz * tl.load(x + F, m, other=0.0), wa, g1, PREC)
-        g2 = dot(zz * tl.load(x + 2 * F, m, other=0.0), wa, g2, PREC)
-        g3 = dot(zz * tl.load(x + 3 * F, m, other=0.0), wa, g3, PREC)
-        g4 = dot(zz * tl.load(x + 4 * F, m, other=0.0), ws, g4, PREC)
-        g5 = dot(zz * tl.load(x + 5 * F, m, other=0.0), ws, g5, PREC)
-        g6 = dot(zz * tl.load(x + 6 * F, m, other=0.0), ws, g6, PREC)
-        g7 = dot(zz * tl.load(x + 7 * F, m, other=0.0), ws, g7, PREC)
-        g8 = dot(zz * tl.load(x + 8 * F, m, other=0.0), ws, g8, PREC)
+        vi, va, vs = wi, wa, ws
+        if PREC == "fp16x3":
+            w += 3 * F * R
+            vi, va, vs = tl.load(w), tl.load(w + F * R), tl.load(w + 2 * F * R)
+        g0 = dot_halves(zz * tl.load(x, m, other=0.0), wi, vi, g0, PREC)
+        g1 = dot_halves(zz * tl.load(x + F, m, other=0.0), wa, va, g1, PREC)
+        g2 = dot_halves(zz * tl.load(x + 2 * F, m, other=0.0), wa, va, g2, PREC)
+        g3 = dot_halves(zz * tl.load(x + 3 * F, m, other=0.0), wa, va, g3, PREC)
+        g4 = dot_halves(zz * tl.load(x + 4 * F, m, other=0.0), ws, vs, g4, PREC)
+        g5 = dot_halves(zz * tl.load(x + 5 * F, m, other=0.0), ws, vs, g5, PREC)
+        g6 = dot_halves(zz * tl.load(x + 6 * F, m, other=0.0), ws, vs, g6, PREC)
+        g7 = dot_halves(zz * tl.load(x + 7 * F, m, other=0.0), ws, vs, g7, PREC)
+        g8 = dot_halves(zz * tl.load(x + 8 * F, m, other=0.0), ws, vs, g8, PREC)
     before_next(PDL)
     out = gradient + (rows.to(tl.int64) * B + b)[:, None] * (9 * R) + r[None, :]
     store9(out, m, R, g0, g1, g2, g3, g4, g5, g6, g7, g8)
@@ -543,13 +560,13 @@ def element_gradient_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def element_edges_kernel(
-    row_ptr, sender, vec, knot, offset, z, place, table, gradient, edge_slope, edge_turn, num_atoms,
+    row_ptr, sender, vec, segment, z, place, table, gradient, edge_slope, edge_turn, num_atoms,
     R: tl.constexpr, B: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write, for each edge, dE/d|vec| [E] and dE/du [E, 3] from G."""
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = tl.arange(0, R)[None, :]
-    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    j, k, t = edge_early(sender, segment, e, e < end)
     after_previous(PDL)
     for _ in range(0, steps):
         mask = e < end
@@ -559,7 +576,7 @@ def element_edges_kernel(
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, mask, R)
         ux, uy, uz, _d = direction(vec, e, mask)
         f, slope_f = value_and_slope(segments(table, k, c, R, 1), 0, t, mask, R, 1)
-        j, k, t = edge(sender, knot, offset, e + BE, e + BE < end)
+        j, k, t = edge(sender, segment, e + BE, e + BE < end)
         wx = ux * g4 + uy * g5 + uz * g6
         wy = ux * g5 + uy * g7 + uz * g8
         wz = ux * g6 + uy * g8

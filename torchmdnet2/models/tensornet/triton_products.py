@@ -12,9 +12,9 @@ import triton.language as tl
 from ...core.triton_launch import after_previous
 
 __all__ = [
-    "add9", "add_dense", "dense", "dense3_cuda", "dense_cuda", "dense_normed", "dense_split", "dot", "dot_parts",
-    "log1p", "mix_cuda", "mix_split", "plus", "settle", "silu", "silu_slope", "split_weights", "statistics",
-    "sum_split", "weights",
+    "add9", "add_dense", "dense", "dense3_cuda", "dense_cuda", "dense_normed", "dense_split", "dot",
+    "dot_halves", "log1p", "mix_cuda", "mix_split", "plus", "settle", "silu", "silu_slope", "split_weights",
+    "statistics", "sum_split", "weights",
 ]  # fmt: skip
 
 
@@ -52,14 +52,21 @@ def dot(a, b, y, PREC: tl.constexpr):
 
 
 @triton.jit
-def dot_parts(a, high, low, y):
-    """y + A @ (high + low) for bfloat16 parts of B, and of A, which is split here. 17 bits count: the product of the
-    two rests is left out."""
-    # by its bits: conversions there and back are slow, one of two numbers to bfloat16 is quick
-    a_high = ((a.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
-    part = tl.dot((a - a_high).to(tl.bfloat16), high)
-    part = tl.dot(a_high.to(tl.bfloat16), low, part)
-    return y + tl.dot(a_high.to(tl.bfloat16), high, part)
+def dot_halves(a, w, low, y, PREC: tl.constexpr):
+    """`dot` for weights that are in halves where PREC is "fp16x3": 2048 W = w + low, both of half precision.
+
+    Two float16 numbers hold 22 bits of a float32 number, and take half as many instructions as two of TF32. The factor
+    keeps the lower half of small weights from underflow; that of A gets it here.
+    """
+    if PREC == "fp16x3":
+        high = a.to(tl.float16)
+        rest = ((a - high.to(tl.float32)) * 2048.0).to(tl.float16)
+        # small terms first, and a separate sum for each block, as above
+        part = tl.dot(high, low)
+        part = tl.dot(rest, w * (1.0 / 2048.0), part)
+        return y + tl.dot(high, w, part) * (1.0 / 2048.0)
+    else:
+        return dot(a, w, y, PREC)
 
 
 @triton.jit
@@ -87,23 +94,27 @@ def dense(
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
         x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
-        y = dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
+        at = w + k[:, None] * N + cols[None, :]
+        y = dot_halves(x, tl.load(at), tl.load(at + K * N) if PREC == "fp16x3" else None, y, PREC)
     return y
 
 
 @triton.jit
 def dense_normed(
-    a, mean, rstd, gamma, beta, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr,
+    a, mean, rstd, gamma, beta, w, b, offset, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """LN(A) @ W with the mean and 1/σ of each row given as [BM, 1]."""
+    """LN(A) @ W + b with the mean and 1/σ of each row given as [BM, 1]. "fp16x3": W is γ ⊙ W, and offset W β + b."""
     y = tl.zeros([BM, BN], tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
         x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
-        x = (x - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
-        y = dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
-    return y
+        x = (x - mean) * rstd
+        if PREC != "fp16x3":
+            x = x * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
+        at = w + k[:, None] * N + cols[None, :]
+        y = dot_halves(x, tl.load(at), tl.load(at + K * N) if PREC == "fp16x3" else None, y, PREC)
+    return y + tl.load((offset if PREC == "fp16x3" else b) + cols)[None, :]
 
 
 @triton.jit

@@ -275,6 +275,13 @@ class FrozenTensorNet:
             norm, linear = exact.out_norm, exact.linear
             self.readout_sums = (give(linear.weight @ norm.weight), give(linear.bias + linear.weight @ norm.bias))
 
+    @property
+    def fit_halves(self) -> bool:
+        """Whether all matrices fit into the layout of `pack_halves`, also those after a layer norm."""
+        given = self.embedding_mix, *self.gate[::2], self.readout[0], *(w for w, _ in (*self.mix_in, *self.mix_out))
+        scale = max(1.0, *(float(gamma.abs().max()) for gamma in (self.gate_norm[0], self.out_norm[0])))
+        return scale * max(float(w.abs().max()) for w in given) < HALVES_BELOW
+
     def _pack(self, segments: Tensor) -> Tensor:
         """Return a table in the layout of the kernels."""
         return (pack_quadratics(segments) if self.mixed else segments.float().contiguous()).to(self.device)
@@ -385,6 +392,24 @@ def pack_split(w: Tensor) -> Tensor:
             "Evaluator(…, precision='float64')"
         )
     return torch.stack([high, ((w.double() - high.double()) * 2048).half()], kept)
+
+
+HALVES_BELOW = 31.0
+"""Weights below this fit into the layout of `pack_halves`."""
+
+
+def pack_halves(w: Tensor, dim: int = 0) -> Tensor:
+    """[.., K, N] → [2, .., K, N] float16, or with the 2 at another dimension; the sum of both is 2048 W."""
+    w = 2048 * w.double()
+    high = w.half()
+    return torch.stack([high, (w - high.double()).half()], dim)
+
+
+class HalfWeights(_Maps):
+    """All matrices but the last of the read-out in the layout of `pack_halves`."""
+
+    def __init__(self, w: FrozenTensorNet):
+        super().__init__(w, pack_halves)
 
 
 class SplitWeights(_Maps):

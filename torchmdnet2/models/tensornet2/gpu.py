@@ -369,7 +369,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         net = w.filters[k]
         rows, warps = shapes.first
         filters.first_layer_kernel[(chunk[2] // rows,)](
-            edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k],
+            edges.row_ptr, b.receiver, edges.sender, b.segment, w.layer_tables[k], b.by_charge[k],
             b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows, num_warps=warps,
             **self._options(shapes),
         )  # fmt: skip
@@ -420,7 +420,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         backward: bool,
     ) -> None:  # fmt: skip
         w, net = self.weights, self.weights.filters[k]
-        read = edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
+        read = edges.row_ptr, b.receiver, edges.sender, b.segment, w.layer_tables[k], b.by_charge[k]
         rows, depth, warps = shapes.first_gradient
         filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
             b.second_activity, net.second_t, *read, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels,

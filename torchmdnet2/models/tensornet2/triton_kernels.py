@@ -20,7 +20,7 @@ import triton.language as tl
 
 from ...core.triton_launch import after_previous, before_next
 from ..tensornet.triton_algebra import load9, product, squared_norm, store9
-from ..tensornet.triton_edges import reverse_of, store_sums, sum_lanes
+from ..tensornet.triton_edges import reverse_of, store_sums, sum_lanes, unpack_segment
 from ..tensornet.triton_products import settle, silu, silu_slope
 
 __all__ = [
@@ -55,15 +55,14 @@ def edge_kernel(
 
 
 @triton.jit
-def atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED: tl.constexpr):
+def atoms_of_slots(slot, alive, num_atoms, sender, receiver, segment, REVERSED: tl.constexpr):
     """Receiver, sender, knot and distance from it of slots."""
     own = slot < num_atoms
     e = slot - num_atoms
     listed = alive & (own == 0)
     i = tl.where(own, slot, tl.load(receiver + e, listed, other=0))
     j = tl.where(own, slot, tl.load(sender + e, listed, other=0))
-    k = tl.load(knot + e, listed, other=0)
-    t = tl.load(offset + e, listed, other=0.0)
+    k, t = unpack_segment(tl.load(segment + e, listed, other=0))
     if REVERSED:
         i, j = j, i
     return i, j, k, t
@@ -86,7 +85,7 @@ def store_split(out, at, x, mask, plane):
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def first_layer_kernel(
-    row_ptr, receiver, sender, knot, offset, table, by_charge, out, num_atoms, first_slot, num_slots,
+    row_ptr, receiver, sender, segment, table, by_charge, out, num_atoms, first_slot, num_slots,
     F: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(h) of the slots, split: [2, S, F]. by_charge [N, 2F] is A beside B."""
@@ -94,7 +93,7 @@ def first_layer_kernel(
     here = tl.program_id(0) * BM + tl.arange(0, BM)
     slot = first_slot + here
     alive = slot < num_atoms + tl.load(row_ptr + num_atoms)
-    i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
+    i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, segment, REVERSED)
     c, m = tl.arange(0, F)[None, :], alive[:, None]
     h = radial_half(table + k[:, None] * (4 * F) + c, t[:, None], m, F)
     h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c, m, other=0.0)
@@ -175,7 +174,7 @@ def radial_half_and_slope(p, t, mask, F: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def first_gradient_kernel(
-    a, w, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_t, slope, pair_slope, num_atoms,
+    a, w, row_ptr, receiver, sender, segment, table, by_charge, charges_t, slope, pair_slope, num_atoms,
     first_slot, num_slots,
     F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -193,7 +192,7 @@ def first_gradient_kernel(
         m = alive[:, None]
         c = tl.arange(0, F)
         g = settle(split_product(a, w, here, c, m, num_slots * 2 * F, 2 * F, F, BM, F, BK), BM, F)
-        i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, REVERSED)
+        i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, segment, REVERSED)
         h, along = radial_half_and_slope(table + k[:, None] * (4 * F) + c[None, :], t[:, None], m, F)
         h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
         h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
