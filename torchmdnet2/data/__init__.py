@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import BadData
-from . import cp2k_format, dpdata_format, mlip_format, n2p2_format  # noqa: F401  (each registers its class)
+from . import cp2k_format, dpdata_format, peer_formats  # noqa: F401  (each registers its class)
 from .ase_formats import AseDataset, FrameReader
 from .cache import AUTO_BYTES, CachedDataset, cache_folder, cache_root, cached, missing_keys
 from .check import check_sample
