@@ -42,7 +42,8 @@ from test_openmm_files import (  # noqa: E402, F401
 )
 
 from torchmdnet2 import System  # noqa: E402
-from torchmdnet2.adapters import openmm as adapter  # noqa: E402
+from torchmdnet2.adapters import openmm_plugin as adapter  # noqa: E402
+from torchmdnet2.adapters.openmm import TorchMDNet2Energy  # noqa: E402
 from torchmdnet2.errors import MissingBackend  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
@@ -158,7 +159,7 @@ def test_dynamics(model_file, case):
 
 
 def test_the_callable_is_called_no_more(model_file, monkeypatch):
-    monkeypatch.setattr(adapter.TorchMDNet2Energy, "__call__", None)
+    monkeypatch.setattr(TorchMDNet2Energy, "__call__", None)
     context = context_of(ml_system(model_file, ethanol()), ethanol())
     (calls,) = adapter._DIRECT.values()
     passed = []
@@ -318,7 +319,7 @@ def test_python_may_end_before_a_context(none_accepted, built, model_file):
 import sys
 sys.path[:0] = {sys.path!r}
 from openmm_cases import *
-from torchmdnet2.adapters import openmm as adapter
+from torchmdnet2.adapters import openmm_plugin as adapter
 adapter.use_plugin("Reference")
 context = context_of(ml_system({str(model_file)!r}, ethanol()), ethanol())
 context.getIntegrator().step(3)
@@ -500,7 +501,7 @@ def test_a_cache_that_cannot_be_looked_at_holds_no_plugin(none_accepted, monkeyp
     with pytest.raises(error):
         look()
     caplog.set_level(logging.WARNING, "torchmdnet2.openmm")
-    adapter.TorchMDNet2Energy(None, {"numbers": (1,), "periodic": False, "device": "cuda"})
+    TorchMDNet2Energy(None, {"numbers": (1,), "periodic": False, "device": "cuda"})
     assert not caplog.records
 
 

@@ -17,12 +17,8 @@ openmm = pytest.importorskip("openmm")
 from openmm_cases import boxed, evaluate, system_of, topology_of  # noqa: E402
 
 from torchmdnet2 import load  # noqa: E402
-from torchmdnet2.adapters.openmm import (  # noqa: E402
-    TorchMDNet2Energy,
-    _on_cuda,
-    add_force,
-    share_context,
-)
+from torchmdnet2.adapters.openmm import TorchMDNet2Energy, add_force, share_context  # noqa: E402
+from torchmdnet2.adapters.openmm_plugin import _on_cuda  # noqa: E402
 from torchmdnet2.errors import BadData  # noqa: E402
 from torchmdnet2.md.springs import Springs, SpringStep, add_springs  # noqa: E402
 from torchmdnet2.system import System  # noqa: E402
