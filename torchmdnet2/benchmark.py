@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from .checkpoint import load
+from .core.devices import wait_for
 from .core.files import atomic_write
 from .core.html_page import figure_png, missing_plots
 from .diagnostics import surroundings
@@ -236,22 +237,17 @@ def timed(
     """
 
     def milliseconds(count: int) -> float:
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         for _ in range(count):
             step()
-        _wait(device)
+        wait_for(device)
         return (time.perf_counter() - start) / count * 1e3
 
     one = [milliseconds(1) for _ in range(4)][-1]  # the first ones compile
     each = max(1, min(most, int(seconds * 1e3 / max(one, 1e-3))) // 5)
     groups = [milliseconds(each) for _ in range(5)]
     return {"ms": statistics.median(groups), "low": min(groups), "high": max(groups)}
-
-
-def _wait(device: torch.device | str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def water_box(side: int, seed: int = 0) -> System:

@@ -329,7 +329,12 @@ class TorchMDNet2Energy:
         return self.compute(pos, cell)[:2]
 
     def compute(self, pos: np.ndarray, cell: np.ndarray) -> tuple[float, np.ndarray, Structure]:
-        """Return energy and forces, in OpenMM's units, and the structure for positions and a box in Å."""
+        """Return the energy in kJ/mol, forces [N, 3] in kJ/mol/nm, and the structure that was evaluated.
+
+        Args:
+            pos: [N, 3] Å.
+            cell: box [3, 3] in Å; zeros without one.
+        """
         if self._arrays is None:
             assert self.source is not None
             allow = self.options.get("allow_untrained_charge", False)  # older XML files do not have it
@@ -357,7 +362,11 @@ class TorchMDNet2Energy:
         return Structure(self._numbers, pos, cell, self.pbc, self.options["charge"], self.options["spin"])
 
     def look(self, structure: Callable[[], Structure]) -> None:
-        """Compute the novelty of a calibrated model if it is due."""
+        """Compute the novelty of a calibrated model if it is due.
+
+        Args:
+            structure: returns the present structure; called if it is due.
+        """
         potential = self._potential
         assert potential is not None
         if potential.calibration is not None and self._watch.due(len(self._numbers)):

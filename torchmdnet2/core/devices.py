@@ -15,7 +15,7 @@ from ..errors import BadConfig
 
 __all__ = [
     "Float64Buffers", "ProcessLock", "SideStream", "device_of", "devices_of", "dtype_name", "dtype_of",
-    "expect_forks", "refuse_forked_gpu", "usable_cores", "usable_threads",
+    "expect_forks", "refuse_forked_gpu", "usable_cores", "usable_threads", "wait_for",
 ]  # fmt: skip
 
 
@@ -65,6 +65,12 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
     if not names:
         raise BadConfig("devices: name at least one device")
     return [str(device_of(name)) for name in names]
+
+
+def wait_for(device: torch.device | str) -> None:
+    """Wait until a GPU has done all that was launched on it; a CPU has done so already."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.devices import wait_for
 from ..system import System
 from .graph import CudaGraph, NotCapturable
 
@@ -87,17 +88,12 @@ def _clock(run: Callable[[], Any], device: torch.device) -> float:
     """Time by the clock in s."""
     found: list[float] = []
     while not found or (sum(found) < _ENOUGH and len(found) < _REPEATS):
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         run()
-        _wait(device)
+        wait_for(device)
         found.append(time.perf_counter() - start)
     return _median(found)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _median(times: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ...core.devices import usable_threads
+from ...core.devices import usable_threads, wait_for
 from ...core.thread_tuner import amount_of_work
 from ...errors import BadConfig
 from ...potential.potential import SYMBOLS
@@ -235,17 +235,12 @@ def _measure(trainer: Trainer) -> tuple[float, float]:
 
 def _run(trainer: Trainer, order: list[list[int]]) -> float:
     """Return the duration of these steps in s."""
-    _wait(trainer.device)
+    wait_for(trainer.device)
     start = time.perf_counter()
     for _ in trainer.steps(order):
         pass
-    _wait(trainer.device)
+    wait_for(trainer.device)
     return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _device_memory(device: torch.device, reset: bool = False) -> float:
