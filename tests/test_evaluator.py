@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -142,10 +143,32 @@ def test_positions_of_another_size_that_are_assigned(channels):
         evaluator(system)
 
 
-@pytest.mark.parametrize("given", [{"precision": "float16"}, {"graphs": "yes"}, {"precision": True}])
-def test_unknown_options(given):
-    with pytest.raises(ValueError, match="must be"):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "float16"}, "precision must be .*'float64', got 'float16'"),
+        ({"precision": True}, "precision must be .*, got True"),
+        ({"graphs": "yes"}, "graphs must be 'auto', True or False, got 'yes'"),
+        ({"graphs": 1}, "graphs must be 'auto', True or False, got 1"),
+        ({"graphs": np.ones(2)}, "graphs must be 'auto', True or False, got array"),
+        ({"stress": "yes"}, "stress must be True or False, got 'yes'"),
+        ({"stress": None}, "stress must be True or False, got None"),
+    ],
+)
+def test_unknown_options(given, words):
+    with pytest.raises(ValueError, match=words):
         Evaluator(make(), **given)
+
+
+def test_flags_of_a_call():
+    """What Python would take for True is refused; booleans of NumPy are booleans."""
+    evaluator, system = Evaluator(make()), water()
+    with pytest.raises(ValueError, match="forces must be True or False, got 'no'"):
+        evaluator(system, forces="no")
+    for call in (evaluator, evaluator.bind, evaluator.report):
+        with pytest.raises(ValueError, match="stress must be True or False, got 'yes'"):
+            call(system, stress="yes")
+    assert evaluator(system, forces=np.bool_(False)).forces is None and Evaluator(make(), stress=np.bool_(True)).stress
 
 
 def test_errors_are_those_of_the_potential():

@@ -26,7 +26,7 @@ from .potential.cells import coulomb_in_cells
 from .potential.levels import levels_of
 from .potential.novelty import Calibration
 from .potential.potential import Potential
-from .potential.refusals import require_potential
+from .potential.refusals import require_flag, require_potential
 from .potentials import find_model, is_name
 
 __all__ = ["FORMAT_VERSION", "from_bytes", "load", "read_header", "save", "to_bytes"]
@@ -112,10 +112,11 @@ def load(
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
-        ValueError: the device or dtype cannot be used, `coulomb` has no effect on this model, or it does not have this
-            level.
+        ValueError: the device or dtype cannot be used, `coulomb` has no effect on this model, it does not have this
+            level, or `allow_untrained_charge` is not True or False.
     """
     coulomb_in_cells(coulomb)
+    require_flag(allow_untrained_charge, "allow_untrained_charge")
     potential = from_bytes(_read(path), device_of(device), dtype_of(dtype), name=path)
     potential = potential if level is None else potential.at_level(level)
     potential.allow_untrained_charge = allow_untrained_charge

@@ -37,7 +37,7 @@ from .engine.timings import describe_timings
 from .potential.cells import Portion, evaluate_portions, is_mixed
 from .potential.derivatives import is_differentiated, not_compiled, outside_modes
 from .potential.potential import Potential, Result, with_dipole
-from .potential.refusals import require_potential, require_system
+from .potential.refusals import require_flag, require_potential, require_system
 from .system import System
 
 __all__ = ["Evaluator", "FastCalls", "Precision", "load"]
@@ -71,7 +71,8 @@ class Evaluator:
             batches of several are not divided. None: only a structure that does not fit into the memory.
 
     Raises:
-        ValueError: an unknown option, or "mixed" or `block_atoms` for a device or potential that has no such kernels.
+        ValueError: an unknown option, a flag that is not True or False, or "mixed" or `block_atoms` for a device or
+            potential that has no such kernels.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class Evaluator:
     ):
         if precision not in get_args(Precision):
             raise ValueError(f"precision must be 'native', 'mixed', 'tf32' or 'float64', got {precision!r}")
-        if graphs not in ("auto", True, False):
-            raise ValueError(f"graphs must be 'auto', True or False, got {graphs!r}")
+        if not (isinstance(graphs, str) and graphs == "auto"):
+            graphs = require_flag(graphs, "graphs", "'auto', ")
         if block_atoms is not None:
             whole = hasattr(block_atoms, "__index__") and not isinstance(block_atoms, bool)
             if not whole or operator.index(block_atoms) < 1:
@@ -93,7 +94,7 @@ class Evaluator:
             block_atoms = operator.index(block_atoms)
         self.potential: Potential = require_potential(potential).eval()
         self.precision: Precision = "native" if precision == "float32" else precision
-        self.graphs, self.stress, self.block_atoms = graphs, stress, block_atoms
+        self.graphs, self.stress, self.block_atoms = graphs, require_flag(stress, "stress"), block_atoms
         self._lock = ProcessLock()
         self.refresh()
 
@@ -123,7 +124,7 @@ class Evaluator:
                 precision cannot evaluate.
             RuntimeError: the first use of a fast path did not agree with the reference.
         """
-        stress = self.stress if stress is None else stress
+        forces, stress = require_flag(forces, "forces"), self._stress(stress)
         differentiated = is_differentiated(require_system(system))
         system = system if differentiated else system.detach()  # also under torch.no_grad()
         cells = None if differentiated else self._cells_of(system)
@@ -157,11 +158,14 @@ class Evaluator:
         Raises:
             ValueError, RuntimeError: as a call.
         """
-        stress = self.stress if stress is None else stress
+        stress = self._stress(stress)
         cells = self._cells_of(system)
         if cells is not None and not is_mixed(system):
             return cells.bind(system, stress)
         return self._first(system, lambda backend: backend.bind(system, stress), cells is not None)
+
+    def _stress(self, given: bool | None) -> bool:
+        return self.stress if given is None else require_flag(given, "stress")
 
     def refresh(self) -> None:
         """Take the current weights, priors, device and type of the potential."""
@@ -261,8 +265,8 @@ class Evaluator:
         with self._lock:
             times: list[str] = []
             if system is not None:
-                stress = self.stress if stress is None else stress
-                found = self._first(system, lambda backend: backend.timings(system, stress))
+                wanted = self._stress(stress)
+                found = self._first(system, lambda backend: backend.timings(system, wanted))
                 times = describe_timings(found, system)
             active = self._active
             skipped = self._backends[: self._backends.index(active)]
@@ -308,7 +312,8 @@ def load(
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
-        ValueError: the device, dtype or `coulomb` cannot be used, or the model does not have this level.
+        ValueError: the device, dtype or `coulomb` cannot be used, `allow_untrained_charge` is not True or False, or the
+            model does not have this level.
     """
     potential = checkpoint.load(path, device, dtype, allow_untrained_charge, coulomb, level)
     potential.fast_calls = FastCalls()

@@ -12,8 +12,8 @@ from ase.build import molecule
 from ase.calculators.calculator import CalculatorSetupError, PropertyNotImplementedError
 from ase_cases import ethanol
 
-from torchmdnet2 import System
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator, hessian
+from torchmdnet2 import System, load
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator, hessian
 from torchmdnet2.errors import BadCheckpoint, BadData, UnknownElement
 
 # --- refusals -----------------------------------------------------------------------------------------------------
@@ -49,6 +49,18 @@ def test_second_derivatives_that_are_not_finite_or_of_several_structures(potenti
         TorchMDNet2Calculator(broken).get_hessian(molecule("H2O"))
     with pytest.raises(ValueError, match="a Hessian needs one structure, got 2"):
         hessian(potential, System.from_ase([molecule("H2O")] * 2))
+
+
+@pytest.mark.parametrize("name", ["isolated", "allow_untrained_charge"])
+@pytest.mark.parametrize("given", ["no", 1, None])
+def test_flags_are_true_or_false(potential, name, given):
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got {given!r}"):
+        TorchMDNet2Calculator(potential, **{name: given})
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got {given!r}"):
+        CommitteeCalculator([potential, potential], **{name: given})
+    if name != "isolated":
+        with pytest.raises(ValueError, match=f"{name} must be True or False, got {given!r}"):
+            load("organic-small", **{name: given})
 
 
 def test_a_calculation_without_a_structure(potential):

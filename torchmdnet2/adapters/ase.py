@@ -22,7 +22,7 @@ from ..evaluator import Evaluator, Precision
 from ..potential.novelty import Watch, common_scores, rated
 from ..potential.output import SPREADS
 from ..potential.potential import Potential, has_dipole
-from ..potential.refusals import rename
+from ..potential.refusals import rename, require_flag
 from ..system import System
 from ..version import __version__
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
@@ -110,7 +110,8 @@ class TorchMDNet2Calculator(Calculator):
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
-        ValueError: charge or spin is not a whole number, or the device, dtype or precision cannot be used.
+        ValueError: charge or spin is not a whole number, a flag is not True or False, or the device, dtype or precision
+            cannot be used.
     """
 
     implemented_properties = ["energy", "free_energy", "forces", "stress", "energies"]  # noqa: RUF012 (ASE's way)
@@ -136,7 +137,7 @@ class TorchMDNet2Calculator(Calculator):
         self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any, isolated: bool
     ) -> None:
         self._entered: Structure | None = None
-        self.isolated = bool(isolated)
+        self.isolated = require_flag(isolated, "isolated")
         super().__init__()
         self.charge = None if charge is None else whole_number(charge, "charge")
         self.spin = whole_number(0 if spin is None else spin, "spin")

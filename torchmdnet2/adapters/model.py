@@ -15,6 +15,7 @@ from ..core.devices import device_of, dtype_name, dtype_of
 from ..errors import BadCheckpoint, BadConfig
 from ..potential.cells import coulomb_in_cells
 from ..potential.potential import SYMBOLS, Potential
+from ..potential.refusals import require_flag
 from ..potentials import find_model, is_name
 
 __all__ = ["ModelSource", "Opening", "atomic_numbers", "device_of", "dtype_name", "dtype_of", "in_memory", "open_model"]
@@ -95,9 +96,11 @@ def open_model(
     Raises:
         FileNotFoundError, BadCheckpoint: as `torchmdnet2.load`.
         TypeError: the model is neither a path nor a Potential.
-        ValueError: the device, dtype or `coulomb` cannot be used, or the model does not have this level.
+        ValueError: the device, dtype or `coulomb` cannot be used, `allow_untrained_charge` is not True or False, or the
+            model does not have this level.
     """
     torch_device, torch_dtype = device_of(device), dtype_of(dtype)
+    allow_untrained_charge = require_flag(allow_untrained_charge, "allow_untrained_charge")
     if isinstance(model, Potential):
         with torch.inference_mode(False):
             own = _freeze(copy.deepcopy(model).to(device=torch_device, dtype=torch_dtype))

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..core.stated import ROUNDING
@@ -19,8 +20,8 @@ from ..system import System
 
 __all__ = [
     "SYMBOLS", "refuse_charge", "refuse_elements",
-    "refuse_neighbors", "refuse_odd_electrons", "refuse_precision", "refuse_spin", "rename", "require_potential",
-    "require_stress", "require_system",
+    "refuse_neighbors", "refuse_odd_electrons", "refuse_precision", "refuse_spin", "rename", "require_flag",
+    "require_potential", "require_stress", "require_system",
 ]  # fmt: skip
 
 
@@ -45,6 +46,19 @@ def require_potential(potential: Any) -> Any:
     if not hasattr(potential, "representation"):
         raise TypeError(f"a Potential is needed, got {type(potential).__name__}")
     return potential
+
+
+def require_flag(value: Any, name: str, others: str = "") -> bool:
+    """Return True or False; raise ValueError for anything else, such as "yes", which Python would take for True.
+
+    Args:
+        value: what was given; also a boolean of NumPy.
+        name: of the argument, for the message.
+        others: what else is allowed, for the message, as "'auto', ".
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be {others}True or False, got {value!r}")
+    return bool(value)
 
 
 def require_system(system: Any) -> System:
