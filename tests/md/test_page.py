@@ -11,7 +11,9 @@ from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import read
 
+from torchmdnet2.checkpoint import read_header
 from torchmdnet2.cli import main
+from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.md.page import MOST_FRAMES, distances, read_frames
 
 
@@ -44,6 +46,29 @@ def test_the_page_of_a_molecule(model, tmp_path):
     assert "border" not in re.findall("#movie {(.*?)}", page)[0]
     assert "H2O2" in page and "H–O" in page and "O–O" in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page.replace("$3Dmol", ""))  # nothing from elsewhere
+
+
+def test_the_page_names_the_model_and_the_start(model, tmp_path):
+    """With level, inner model and seed, so that a page says what it shows."""
+    molecule("H2O2", cell=[9, 9, 9], pbc=True).write(tmp_path / "start.extxyz")
+    start = f"{tmp_path / 'start.extxyz'}@0"
+    command = ["md", model, start, "--steps", "4", "--report", "--isolated", "--minimize", "--seed", "7"]
+    assert main([*map(str, command), "--inner", "springs", "--output", str(tmp_path / "run")]) in (0, None)
+    page = (tmp_path / "run.html").read_text(encoding="utf-8").replace("<wbr>", "")
+    rows = dict(re.findall("<td class=text>(.*?)</td><td class=text>(.*?)</td>", page))
+    checksum = read_header(model)["sha256"][:12]
+    assert rows == {
+        "model": f"{model}, checksum {checksum}…",
+        "inner model": "springs",
+        "start": f"{start}, without its cell, relaxed",
+        "seed": "7",
+    }
+
+
+def test_the_page_of_a_model_in_memory(potential, tmp_path):
+    run_md(potential, molecule("H2O2"), MDOptions(steps=2, report=True, output=str(tmp_path / "run")))
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "a model in memory" in page and "a structure in memory" in page
 
 
 def test_a_crystal_has_its_cell_and_a_flat_distribution_far_away(model, tmp_path):

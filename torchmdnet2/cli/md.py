@@ -160,6 +160,7 @@ def _md(options: argparse.Namespace) -> None:
             spin=options.spin,
             console=console,
             inner=options.inner,
+            start=_origin(options),
             **opening(options, [options.model]),
         )
     finally:
@@ -212,6 +213,11 @@ def _start(options: argparse.Namespace) -> Atoms:
         atoms.cell, atoms.pbc = None, False
     refuse_other_charge(options, atoms, options.start or "the SMILES")
     return atoms
+
+
+def _origin(options: argparse.Namespace) -> str:
+    start = options.start or f"SMILES {options.smiles}"
+    return f"{start}, without its cell" if options.isolated else start
 
 
 def _spare_inputs(options: MDOptions, model: str, start: str | None) -> None:

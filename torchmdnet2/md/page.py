@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -57,6 +57,7 @@ class Simulated:
     Attributes:
         title: in plain text.
         settings: what was simulated, in plain text.
+        origin: what it was simulated with and from: "model" -> its file, "start" -> the file of the structure, ….
         frames: of the first replica, in order, with `time_ps` in their info; none where no trajectory can be read.
         replicas: rows of each replica's table.
         drifts: of each replica, eV/atom/ps.
@@ -66,6 +67,7 @@ class Simulated:
 
     title: str
     settings: str
+    origin: Mapping[str, str]
     frames: Sequence[Atoms]
     replicas: Sequence[Sequence[TableRow]]
     drifts: Sequence[float]
@@ -111,6 +113,7 @@ def write_page(path: Path, simulated: Simulated) -> None:
     frames, curves = simulated.frames, simulated.curves
     parts = [
         page.note("; ".join(filter(None, [simulated.settings, speed_text(simulated.ns_per_day)]))),
+        page.facts(simulated.origin),
         _movie(frames) if frames else page.paragraph(_NO_FRAMES),
         page.section(
             "Temperature and energy",

@@ -110,6 +110,7 @@ def run_md(
     coulomb: str | None = None,
     inner: str | os.PathLike | Potential | None = None,
     level: str | None = None,
+    start: str | None = None,
 ) -> MDResult:
     """Simulate the motion of a structure.
 
@@ -134,6 +135,7 @@ def run_md(
             `model`, faster and less accurate. Its forces move the atoms in `options.inner_steps` short steps, and the
             difference of the forces of both acts between them. Averages are those of `model`. None: one time step.
         level: level of theory of `model`, where it was trained on several; None: its default.
+        start: where the structure is from, such as the name of its file, for the page (`options.report`).
 
     Raises:
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
@@ -156,7 +158,7 @@ def run_md(
         for path in names:
             path.parent.mkdir(parents=True, exist_ok=True)
         with claimed(*names):
-            return Simulation(opened, atoms, options, charge, spin, console, fast).run()
+            return Simulation(opened, atoms, options, charge, spin, console, fast, start).run()
 
 
 def _identified(opened: tuple[Potential, ModelSource | None]) -> tuple[Potential, str]:
@@ -164,6 +166,27 @@ def _identified(opened: tuple[Potential, ModelSource | None]) -> tuple[Potential
     potential, source = opened
     file = None if source is None or source.level is not None else source.sha256
     return potential, file or fingerprint(potential)
+
+
+def _origin(
+    opened: tuple[Potential, ModelSource | None],
+    inner: tuple[Potential, ModelSource | None] | str | None,
+    start: str | None,
+    options: MDOptions,
+) -> dict[str, str]:
+    """Return models and start structure in words, for the page."""
+
+    def described(source: ModelSource | None) -> str:
+        if source is None:
+            return "a model in memory"
+        level = "" if source.level is None else f", level {source.level}"
+        return f"{source.path}{level}, checksum {str(source.sha256)[:12]}…"
+
+    found = {"model": described(opened[1])}
+    if inner is not None:
+        found["inner model"] = inner if isinstance(inner, str) else described(inner[1])
+    relaxed = ", relaxed" if options.minimize else ""
+    return {**found, "start": f"{start or 'a structure in memory'}{relaxed}", "seed": str(options.seed)}
 
 
 class Simulation:
@@ -182,8 +205,10 @@ class Simulation:
         spin: int | None,
         console: Console | None,
         inner: tuple[Potential, ModelSource | None] | str | None = None,
+        start: str | None = None,
     ):
         self.options, self.console = options, console
+        self.origin = _origin(opened, inner, start, options)
         self.potential, self.identity = _identified(opened)
         self.inner: Potential | Springs | None = None
         self.inner_identity: str | None = None
@@ -290,8 +315,8 @@ class Simulation:
                 notice = self.record.plot(self._title())
                 if notice:
                     self._say(notice)
-                formula = self.start.get_chemical_formula()
-                self.record.write_page(formula, self._settings(), self.reporter.ns_per_day(self.state.step))
+                formula, speed = self.start.get_chemical_formula(), self.reporter.ns_per_day(self.state.step)
+                self.record.write_page(formula, self._settings(), self.origin, speed)
         except OSError as error:  # a full disk
             raise OSError(error.errno, self._unwritten(error)) from error
         replicas = [

@@ -9,7 +9,7 @@ import os
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
@@ -573,14 +573,14 @@ class Recorder:
             plot(self.options.file(".png"), self.rows, self.atoms.num_atoms, title, self.drifts)
         return why
 
-    def write_page(self, title: str, settings: str, ns_per_day: float) -> None:
-        """Write the page, if it is wanted; after `close` and `plot`."""
+    def write_page(self, title: str, settings: str, origin: Mapping[str, str], ns_per_day: float) -> None:
+        """Write the page, if it is wanted; after `close` and `plot`. Arguments: see `Simulated`."""
         if not self.options.report:
             return
         curves = self.options.file(".png")
         frames = read_frames(self.options.trajectory_files(0), len(self.rows[0]))
         drawn = curves.read_bytes() if curves.exists() else None
-        found = Simulated(title, settings, frames, self.rows, self.drifts, ns_per_day, drawn)
+        found = Simulated(title, settings, origin, frames, self.rows, self.drifts, ns_per_day, drawn)
         write_page(self.options.file(".html"), found)
 
     def files(self) -> list[Path]:
