@@ -105,13 +105,33 @@ def test_springs_need_a_box_for_nearest_images():
         context_with(atoms, atoms)
 
 
+def test_positions_for_springs_in_all_forms():
+    """With any unit of length, as a whole or of each atom, and as vectors of OpenMM: the same springs."""
+    atoms, found = molecule("CH3CH2OH"), []
+    vectors = [openmm.Vec3(*row) for row in atoms.positions / 10]
+    for given in (
+        atoms.positions / 10, atoms.positions * openmm.unit.angstrom, vectors * openmm.unit.nanometer, vectors,
+        [vector * openmm.unit.nanometer for vector in vectors],
+    ):  # fmt: skip
+        system = system_of(atoms)
+        add_springs(system, "organic-small", topology_of(atoms), given)
+        found.append([system.getForce(k).getBondParameters(0)[-1][0] for k in (0, 2)])
+    np.testing.assert_allclose(found, [found[0]] * 5, rtol=1e-12)
+
+
 def test_springs_refuse_what_does_not_fit():
     atoms = molecule("CH3CH2OH")
     system, topology, positions = system_of(atoms), topology_of(atoms), atoms.positions / 10
-    with pytest.raises(BadData, match="finite ones of all 9 atoms"):
+    example = r"give modeller\.positions, or with the unit, as in atoms\.positions \* openmm\.unit\.angstrom"
+    with pytest.raises(BadData, match=rf"those of all 9 atoms of the topology, \[9, 3\], got 8 × 3 numbers; {example}"):
         add_springs(system, "organic-small", topology, positions[:8])
-    with pytest.raises(BadData, match="finite ones of all 9 atoms"):
+    with pytest.raises(BadData, match="atom 0 has one that is not finite"):
         add_springs(system, "organic-small", topology, positions * np.nan)
+    with pytest.raises(BadData, match=rf"no two atoms are closer than 3 Å, .*plain numbers are nm, so {example}"):
+        add_springs(system, "organic-small", topology, atoms.positions)
+    for wrong in (positions * openmm.unit.picosecond, "start.xyz", None, 3.0, [[0, 0], [0, 0, 0]], atoms):
+        with pytest.raises(BadData, match=rf"positions: lengths \[N, 3\] are needed; {example}"):
+            add_springs(system, "organic-small", topology, wrong)
     with pytest.raises(ValueError, match="different force groups"):
         add_springs(system, "organic-small", topology, positions, groups=(1, 1))
     with pytest.raises(BadData, match="the System has 3 particles, but the topology 9 atoms"):

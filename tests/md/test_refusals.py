@@ -19,7 +19,7 @@ import torchmdnet2
 from torchmdnet2.benchmark import water_box
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
-from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UnknownElement
+from torchmdnet2.errors import BadConfig, BadData, StructureWarning, UnknownElement, UnknownModel
 from torchmdnet2.md import MDOptions, Unphysical, check_stability, guard, run_md
 from torchmdnet2.md.guard import Limits, check_overlaps, closest_pair
 from torchmdnet2.md.integrators import HostEngine
@@ -227,6 +227,12 @@ def test_what_has_no_meaning_is_refused(potential, water, tmp_path, change, word
         atoms.set_constraint(FixAtoms([0]))
     with pytest.raises(ValueError, match=words):
         run_md(potential, atoms, options(tmp_path, **change), inner=inner)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_mistyped_inner_model(tmp_path, potential, water):
+    with pytest.raises(UnknownModel, match=r"inner: Spring: no such model file.*, or 'springs', which are fitted to"):
+        run_md(potential, water, options(tmp_path), inner="Spring")
     assert not os.listdir(tmp_path)
 
 

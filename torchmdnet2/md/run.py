@@ -13,7 +13,7 @@ import torch
 from ..adapters.model import ModelSource, open_model
 from ..core.files import claimed
 from ..core.stated import cell_of
-from ..errors import BadConfig
+from ..errors import BadConfig, UnknownModel
 from ..potential.cells import require_cells
 from ..potential.novelty import LARGEST, UnknownStructure, Watch
 from ..potential.potential import Potential
@@ -152,7 +152,11 @@ def run_md(
         require_cells(coulomb, [cell_of(atoms)[1]])
         fast: tuple[Potential, ModelSource | None] | str | None = None
         if inner is not None:
-            fast = SPRINGS if inner == SPRINGS else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
+            fitted = inner == SPRINGS
+            try:
+                fast = SPRINGS if fitted else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
+            except UnknownModel as error:
+                raise UnknownModel(f"inner: {error}, or '{SPRINGS}', which are fitted to the model") from None
         check_start(plain_copy(atoms, charge, spin), opened[0])  # before there are folders
         names = [options.prefix, *options.files()]
         for path in names:

@@ -31,6 +31,7 @@ from ..core.stated import whole_number
 from ..engine.bound import BoundStep
 from ..errors import BadData
 from ..evaluator import Evaluator
+from ..neighbors import neighbor_list
 from ..potential.potential import Potential, Result
 from ..system import System
 from ..units import KJ_MOL, factor
@@ -280,6 +281,30 @@ _ALL = np.ones(3, dtype=bool)
 
 
 _NAME = "TorchMDNet2 springs"
+_FARTHEST = 3.0  # Å, beyond which there are no bonds
+_EXAMPLE = "modeller.positions, or with the unit, as in atoms.positions * openmm.unit.angstrom"
+
+
+def _lengths(positions: Any, count: int) -> np.ndarray:
+    """Return positions [count, 3] in Å from a Quantity or from numbers in nm, or raise BadData."""
+    import openmm
+
+    try:
+        if openmm.unit.is_quantity(positions):
+            positions = positions.value_in_unit(openmm.unit.nanometer)
+        positions = [p.value_in_unit(openmm.unit.nanometer) if openmm.unit.is_quantity(p) else p for p in positions]
+        pos = np.array(positions, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BadData(f"positions: lengths [N, 3] are needed; give {_EXAMPLE} ({error})") from None
+    if pos.shape != (count, 3):
+        shape = " × ".join(map(str, pos.shape))
+        raise BadData(
+            f"positions: needed are those of all {count} atoms of the topology, [{count}, 3], got {shape} numbers; "
+            f"give {_EXAMPLE}"
+        )
+    if not np.isfinite(pos).all():
+        raise BadData(f"positions: atom {int(np.argmin(np.isfinite(pos).all(1)))} has one that is not finite")
+    return pos * _NM
 
 
 def add_springs(
@@ -305,13 +330,15 @@ def add_springs(
 
     Args:
         system, model, topology, atoms, periodic: as for `add_force`, which adds the model itself to the first group.
-        positions: [N, 3] of all atoms of the topology, near a minimum: a Quantity, or nm. They define the bonds.
+        positions: [N, 3] of all atoms of the topology, near a minimum: a Quantity, such as `modeller.positions` or
+            `atoms.positions * openmm.unit.angstrom`; plain numbers are nm. They define the bonds.
         groups: force group of the model, and that of the springs.
         charge, spin, device, dtype, allow_untrained_charge, level: as for `create_force`.
 
     Raises:
-        BadData: there are no bonds, the atoms have springs already, the box is too small for nearest images, or the
-            positions are not those of the topology; and as `add_force`. The System has not been changed then.
+        BadData: there are no bonds, as where Å are given as plain numbers, the atoms have springs already, the box is
+            too small for nearest images, or the positions are not those of the topology, or no lengths; and as
+            `add_force`. The System has not been changed then.
         FileNotFoundError, BadCheckpoint, UnknownElement, UntrainedCharge: as `create_force`.
         ValueError: as `create_force`; and the groups are equal.
     """
@@ -327,12 +354,14 @@ def add_springs(
         raise ValueError(f"groups: the model and the springs need different force groups, not both {groups[0]}")
     if periodic is None:
         periodic = adapter.has_box(topology) or system.usesPeriodicBoundaryConditions()
-    if openmm.unit.is_quantity(positions):
-        positions = positions.value_in_unit(openmm.unit.nanometer)
-    pos = np.array(positions, dtype=np.float64)
-    if pos.shape != (len(everyone), 3) or not np.isfinite(pos).all():
-        raise BadData(f"positions: needed are finite ones of all {len(everyone)} atoms of the topology")
-    pos = pos[chosen] * _NM
+    pos = _lengths(positions, len(everyone))[chosen]
+    numbers = np.array(adapter.atomic_numbers(everyone, chosen))
+    alone = System(z=torch.as_tensor(numbers), pos=torch.as_tensor(pos))
+    if len(chosen) > 1 and not neighbor_list(alone, _FARTHEST).num_edges:
+        raise BadData(
+            f"positions: no two atoms are closer than {_FARTHEST:g} Å, so that there are no bonds for springs; plain "
+            f"numbers are nm, so give {_EXAMPLE}"
+        )
     box = np.array([list(v._value) for v in system.getDefaultPeriodicBoxVectors()]) * _NM
     in_cell = bool(periodic and part is None)  # springs of a part are fitted in vacuum
     if periodic and not in_cell:
@@ -341,7 +370,6 @@ def add_springs(
         if force.getName() == _NAME and isinstance(force, openmm.CustomBondForce):
             if not {*chosen}.isdisjoint(force.getBondParameters(0)[:2]):
                 raise BadData("springs: these atoms of the System have springs already")
-    numbers = np.array(adapter.atomic_numbers(everyone, chosen))
     total = adapter.total_charge([everyone[i] for i in chosen], charge)
     start = Structure(numbers, pos, box * in_cell, np.full(3, in_cell), total, whole_number(spin, "spin"))
     springs = Springs(start.to_system(torch.device("cpu")))
