@@ -24,7 +24,7 @@ import torch
 openmm = pytest.importorskip("openmm")
 
 from ase.build import molecule  # noqa: E402
-from openmm_cases import KJ_MOL, boxed, context_of, ethanol, evaluate, ml_system  # noqa: E402
+from openmm_cases import KJ_MOL, boxed, context_of, ethanol, evaluate, ml_system, system_of, topology_of  # noqa: E402
 from test_openmm import (  # noqa: E402, F401
     test_box_changes_are_seen,
     test_constant_energy,
@@ -43,12 +43,15 @@ from test_openmm_files import (  # noqa: E402, F401
 
 from torchmdnet2 import System  # noqa: E402
 from torchmdnet2.adapters import openmm_plugin as adapter  # noqa: E402
-from torchmdnet2.adapters.openmm import TorchMDNet2Energy  # noqa: E402
+from torchmdnet2.adapters.openmm import TorchMDNet2Energy, create_force  # noqa: E402
 from torchmdnet2.errors import MissingBackend  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or not sys.platform.startswith("linux"), reason="needs g++ on Linux"
 )
+
+
+create = adapter.DirectCalls
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ def none_accepted():
 @pytest.fixture(autouse=True)
 def plugin(request, built, monkeypatch):
     """Contexts on the host's platforms use the plugin during a test, unless it disconnects it."""
-    accepted, create = [], adapter.DirectCalls
+    accepted = []
 
     def counted(force, call):
         accepted.append(call.particles)
@@ -82,12 +85,12 @@ def plugin(request, built, monkeypatch):
 
 
 def disconnect():
-    adapter._LOADED[-1].torchmdnet2_connect(None, None)
+    adapter._LOADED[-1].torchmdnet2_connect(None, None, None)
     adapter._LOADED.clear()
 
 
 def direct() -> int:
-    """Number of living Contexts that use the plugin."""
+    """Number of living Contexts that were evaluated through the plugin."""
     gc.collect()
     return len(adapter._DIRECT)
 
@@ -160,10 +163,9 @@ def test_dynamics(model_file, case):
 
 def test_the_callable_is_called_no_more(model_file, monkeypatch):
     monkeypatch.setattr(TorchMDNet2Energy, "__call__", None)
+    passed, original = [], create._evaluate_on_host
+    monkeypatch.setattr(create, "_evaluate_on_host", lambda calls: passed.append(original(calls)))
     context = context_of(ml_system(model_file, ethanol()), ethanol())
-    (calls,) = adapter._DIRECT.values()
-    passed = []
-    monkeypatch.setattr(calls, "_evaluate_on_host", lambda original=calls._evaluate_on_host: passed.append(original()))
     context.getIntegrator().step(5)
     assert len(passed) == 1, "only the first evaluation passes through the host"
 
@@ -185,7 +187,7 @@ def test_contexts_and_copies(potential, model_file):
     empty.removeForce(0)
     contexts = [context_of(s, atoms) for s in (system, system, copied, empty)]
     del system
-    assert direct() == 3
+    assert direct() == 0
     for seed in range(3):
         frames = [ethanol() for _ in contexts]
         for k, (context, frame) in enumerate(zip(contexts, frames, strict=True)):
@@ -197,6 +199,7 @@ def test_contexts_and_copies(potential, model_file):
             assert energy == pytest.approx(float(expected.energy.detach()) * KJ_MOL, abs=1e-8)
             np.testing.assert_allclose(forces, expected.forces.numpy() * KJ_MOL * 10, atol=1e-7)
         assert evaluate(contexts[3])[0] == 0
+        assert direct() == 3
     del contexts, context
     assert direct() == 0
 
@@ -227,6 +230,36 @@ def test_buffers_are_freed_with_the_context(model_file):
         assert calls() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_context_whose_creation_fails_leaves_nothing(none_accepted, model_file, first):
+    """Whether the model's force comes before the one that fails, or after it; also the model is freed."""
+    gc.collect()
+    before = set(adapter._OFFERED)
+    system = ml_system(model_file, ethanol()) if first else system_of(ethanol())
+    system.addForce(openmm.NonbondedForce())  # without the particles of the System
+    if not first:
+        system.addForce(create_force(model_file, topology_of(ethanol())))
+    with pytest.raises(openmm.OpenMMException, match="exactly as many particles"):
+        context_of(system, ethanol())
+    assert direct() == 0 and len(set(adapter._OFFERED) - before) == 1
+    del system
+    gc.collect()
+    assert not set(adapter._OFFERED) - before
+
+
+def test_a_context_that_cannot_start(none_accepted, model_file, monkeypatch):
+    """The reason is in the error, and the next evaluation tries again."""
+    context = context_of(ml_system(model_file, ethanol()), ethanol())
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "DirectCalls", lambda force, call: (_ for _ in ()).throw(MemoryError("it is full")))
+        for _ in range(2):
+            with pytest.raises(openmm.OpenMMException, match=r"torchmdnet2 \(.*tiny.tmn\): MemoryError: it is full"):
+                evaluate(context)
+    assert direct() == 0
+    monkeypatch.setattr(adapter, "DirectCalls", create)
+    assert np.isfinite(evaluate(context)[0]) and direct() == 1
 
 
 def test_errors_name_the_particle_and_the_run_goes_on(model_file):
@@ -524,10 +557,10 @@ def test_inference_mode(potential, dtype, mode):
     expected = evaluate(context_of(system, atoms))
     with mode():
         context = context_of(system, atoms)
-        assert direct() == 1
         for _ in range(3):
             context.setPositions(atoms.positions / 10)
             energy, forces = evaluate(context)
+            assert direct() == 1
             assert energy == pytest.approx(expected[0], abs=1e-8)
             np.testing.assert_allclose(forces, expected[1], rtol=0, atol=1e-7)
 
@@ -543,9 +576,9 @@ def test_cpu_platform(model_file):
         if not used:
             disconnect()
         context = context_of(system, ethanol(), "CPU")
-        assert direct() == used
         for _ in range(3):
             context.getIntegrator().step(5)
+            assert direct() == used
             runs.append(evaluate(context))
         del context
     adapter.use_plugin("Reference")

@@ -36,7 +36,7 @@ struct Call {
     int includeEnergy;
     double box[9];         // nm, vectors as rows
     // --- set by Python ---
-    int (*evaluate)();     // computes forces (and the energy) for the positions; 0 if it could not
+    int (*evaluate)();     // computes forces (and the energy) for the positions; 0 if it could not; null before `start`
     const char* error;     // the reason
     void* positions;       // [N, 3], to be written
     void* forces;          // [N, 3], to be read
@@ -46,9 +46,11 @@ struct Call {
     double energy;         // kJ/mol
 };
 
+// `begin` accepts a Context, `start` comes before its first evaluation, `end` with its end. OpenMM does not free what
+// belongs to a Context whose creation fails, so that `end` is never called for it: nothing may be kept before `start`.
 typedef int (*Begin)(Call*);
 typedef void (*End)(Call*);
-Begin begin = nullptr;
+Begin begin = nullptr, start = nullptr;
 End end = nullptr;
 
 // Wrapped positions are those of a molecule if each atom takes its nearest image to the first one, as `made_whole` does
@@ -189,6 +191,11 @@ protected:
         return begin(&call);
     }
     virtual void compute(bool includeForces) = 0;
+    void prepare() {
+        call.error = "torchmdnet2: the start was interrupted";
+        if (!call.evaluate && !start(&call))
+            throw OpenMMException(call.error);
+    }
     void evaluate() {
         call.error = "torchmdnet2: the evaluation was interrupted";
         if (!call.evaluate())
@@ -221,6 +228,7 @@ protected:
     }
     void compute(bool includeForces) {
         ContextSelector selector(*cc);
+        prepare();
         if (!read)
             compile();
         mm_ulong to = reinterpret_cast<mm_ulong>(call.wrapped ? call.wrapped : call.positions);
@@ -298,6 +306,7 @@ public:
 
 protected:
     void compute(bool includeForces) {
+        prepare();
         auto data = static_cast<ReferencePlatform::PlatformData*>(context.getPlatformData());
         for (int i = 0; i < 3*call.particles; i++) {
             double x = (*data->positions)[particles[i/3]][i%3]*call.length;
@@ -360,9 +369,10 @@ int torchmdnet2_register(const char* platform) {
     return 1;
 }
 
-// Functions that accept a Context and that release it; null once Python ends, since Contexts may live longer.
-void torchmdnet2_connect(Begin first, End last) {
+// Functions that accept a Context, start and release it; null once Python ends, since Contexts may live longer.
+void torchmdnet2_connect(Begin first, Begin second, End last) {
     begin = first;
+    start = second;
     end = last;
 }
 }

@@ -72,7 +72,7 @@ class PluginForce(Protocol):
 
 
 _OFFERED: weakref.WeakValueDictionary[int, PluginForce] = weakref.WeakValueDictionary()  # by address
-_DIRECT: dict[int, DirectCalls] = {}  # of Contexts, by the address of their _Call
+_DIRECT: dict[int, DirectCalls] = {}  # of Contexts that were evaluated, by the address of their _Call
 _LOADED: list[Any] = []  # what the plugin calls, and the plugin
 
 
@@ -280,9 +280,9 @@ def use_plugin(platform: str = "CUDA") -> None:
     if not library.torchmdnet2_register(platform.encode()):
         raise RuntimeError(f"OpenMM's platform {platform} has no PythonForce here: install OpenMM by pip or conda")
     if not _LOADED:
-        _LOADED.extend([_BEGIN(_begin), _END(_end), library])
-        library.torchmdnet2_connect(*_LOADED[:2])
-        atexit.register(library.torchmdnet2_connect, None, None)
+        _LOADED.extend([_BEGIN(_begin), _BEGIN(_start), _END(_end), library])
+        library.torchmdnet2_connect(*_LOADED[:3])
+        atexit.register(library.torchmdnet2_connect, None, None, None)
 
 
 def _use_built_plugin() -> None:
@@ -336,19 +336,23 @@ class _Call(ctypes.Structure):
     ]  # fmt: skip
 
 
+_REMOVED = b"torchmdnet2: the force was removed from its System after the Context was created"
+_FAILED: list[bytes] = []  # the last message of `_start`, which OpenMM copies at once
 _BEGIN, _END = (ctypes.CFUNCTYPE(result, ctypes.POINTER(_Call)) for result in (ctypes.c_int, None))
 _EVALUATE = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 def _begin(call: Any) -> int:
-    """Return whether the force of a new Context evaluates through the plugin."""
+    """Return whether the force of a new Context evaluates through the plugin.
+
+    Nothing is kept: if the creation of the Context fails later, OpenMM never calls `_end`.
+    """
     force = _OFFERED.get(call.contents.callable)
     if force is None:
         return 0
     try:
         reason = _refusal(force, call.contents)
         if not reason:
-            _DIRECT[ctypes.addressof(call.contents)] = DirectCalls(force, call.contents)
             return 1
     except Exception as error:  # it cannot pass through OpenMM
         reason = str(error)
@@ -356,9 +360,25 @@ def _begin(call: Any) -> int:
     return 0
 
 
+def _start(call: Any) -> int:
+    """Prepare the first evaluation of a Context; return 0 if that fails."""
+    force = _OFFERED.get(call.contents.callable)
+    if force is None:
+        call.contents.error = _REMOVED
+        return 0
+    try:
+        _DIRECT[ctypes.addressof(call.contents)] = DirectCalls(force, call.contents)
+    except Exception as error:  # it cannot pass through OpenMM, which gets the message alone
+        _FAILED[:] = [force.describe(error).encode()]
+        call.contents.error = _FAILED[0]
+        return 0
+    return 1
+
+
 def _end(call: Any) -> None:
-    calls = _DIRECT.pop(ctypes.addressof(call.contents))
-    del calls._function  # a circle of references, which would keep the memory on the GPU
+    calls = _DIRECT.pop(ctypes.addressof(call.contents), None)
+    if calls is not None:  # it was evaluated
+        del calls._function  # a circle of references, which would keep the memory on the GPU
 
 
 def _refusal(force: PluginForce, call: _Call) -> str:
@@ -374,6 +394,7 @@ def _refusal(force: PluginForce, call: _Call) -> str:
         return "" if device.type == "cpu" else f"the model is on {device}"
     if device.type != "cuda":
         return f"the model is on {device}"
+    _stream_function()  # an error if there is none
     driver, current, primary, index = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p(), device.index
     index = torch.cuda.current_device() if index is None else index
     driver.cuCtxGetCurrent(ctypes.byref(current))
@@ -401,17 +422,15 @@ class DirectCalls:
         self._box = b""
         self._stream: Any = None
         if call.cuda_context:
-            stream_of = ctypes.CDLL("libOpenMMCUDA.so", os.RTLD_NOLOAD | os.RTLD_NOW)[_STREAM_OF]
-            stream_of.argtypes, stream_of.restype = [ctypes.c_void_p], ctypes.c_void_p
-            stream = stream_of(call.cuda_context)
+            stream = _stream_function()(call.cuda_context)
             given = torch.cuda.ExternalStream
             self._stream = given(stream, self._device) if stream else torch.cuda.default_stream(self._device)
-        self._function = _EVALUATE(self._evaluate)
-        call.evaluate = ctypes.c_void_p.from_address(ctypes.addressof(self._function)).value  # holds no reference
         call.length, call.force = NM, 1 / KJ_MOL_NM
         with torch.inference_mode(False):
             self._given = torch.empty(call.particles, 3, dtype=torch.float64, device=self._device)
             self._pass(self._given, torch.empty_like(self._given))
+        self._function = _EVALUATE(self._evaluate)
+        call.evaluate = ctypes.c_void_p.from_address(ctypes.addressof(self._function)).value  # holds no reference
 
     def _pass(self, pos: Tensor, forces: Tensor) -> None:
         """Let the plugin write positions to a tensor and read forces from another, from the next evaluation on."""
@@ -477,7 +496,12 @@ class DirectCalls:
         return np.array(self._call.box).reshape(3, 3) * (NM * bool(self._force.options["periodic"]))
 
 
-_STREAM_OF = "_ZN6OpenMM11CudaContext16getCurrentStreamEv"  # CudaContext::getCurrentStream()
+def _stream_function() -> Any:
+    """Return CudaContext::getCurrentStream() of the loaded library."""
+    library = ctypes.CDLL("libOpenMMCUDA.so", os.RTLD_NOLOAD | os.RTLD_NOW)
+    function = library["_ZN6OpenMM11CudaContext16getCurrentStreamEv"]
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_void_p
+    return function
 
 
 def _to_host(pos: Tensor) -> np.ndarray:
