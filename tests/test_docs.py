@@ -32,6 +32,41 @@ def test_extending(name, monkeypatch):
     exec(compile(code, f"docs/extending.md:{name}", "exec"), {"__name__": "docs"})
 
 
+def test_extending_by_kernels(monkeypatch):
+    """They are used, give what autograd gives, and wrong ones are noticed, as the page says."""
+    pytest.importorskip("numba")
+    import torch
+    from ase.build import molecule
+
+    from torchmdnet2 import Evaluator, Potential, System
+    from torchmdnet2.engine import select
+    from torchmdnet2.registry import PRIORS
+
+    monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
+    monkeypatch.setattr(select, "_PRIOR_PATHS", dict(select._PRIOR_PATHS))
+    names, code = {"__name__": "docs"}, block("docs/extending.md", "kernels")
+    exec(compile(block("docs/extending.md", "prior"), "docs/extending.md:prior", "exec"), names)
+    model = {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8, "cutoff": 4.5}
+    potential = Potential.from_config({"model": model, "priors": [{"name": "morse"}], "elements": [1, 6, 8]}).eval()
+    assert "priors by autograd: Morse" in Evaluator(potential).report()
+    crystal = molecule("CH3CH2OH", cell=[6.0, 6.5, 7.0], pbc=True)
+    crystal.rattle(0.05)
+    system = System.from_ase(crystal)
+    expected = potential(system, stress=True)
+    exec(compile(code, "docs/extending.md:kernels", "exec"), names)
+    evaluator = Evaluator(potential)
+    found = evaluator(system, stress=True)
+    assert "priors on kernels: Morse" in evaluator.report()
+    for name in ("energy", "atom_energies", "forces", "stress"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5, msg=name)
+    sign = "forces[i, a] += slope"
+    assert sign in code
+    names["__name__"] = "wrong"  # numba knows kernels by the name of their module
+    exec(compile(code.replace(sign, "forces[i, a] -= slope"), "docs/extending.md:kernels", "exec"), names)
+    with pytest.raises(RuntimeError, match=r"does not agree .*: force, eV/Å, differs"):
+        Evaluator(potential)(system)
+
+
 def test_extending_by_a_data_format(monkeypatch, tmp_path):
     from torchmdnet2.data import FORMATS, open_dataset
 
