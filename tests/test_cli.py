@@ -348,6 +348,16 @@ def test_evaluate_says_that_labels_have_another_zero(capsys, folder, tmp_path, s
     )
 
 
+@pytest.mark.parametrize(("factor", "said"), [(1.0, False), (-23.06, True)])
+def test_evaluate_says_that_forces_have_another_unit_or_sign(capsys, folder, tmp_path, factor, said):
+    frames = read(folder / "data.xyz", ":")
+    for atoms in frames:
+        atoms.calc.results["forces"] *= factor
+    write(tmp_path / "data.xyz", frames)
+    code, _, err = run(capsys, "evaluate", folder / "model.tmn", tmp_path / "data.xyz")
+    assert code == 0 and ("check their unit (--forces-unit) and sign (−dE/dx)" in err) == said
+
+
 def test_evaluate_reads_every_format(capsys, folder, tmp_path):
     frames = read(folder / "data.xyz", ":")
     write(tmp_path / "run.json", frames)

@@ -105,6 +105,11 @@ def test_replace_and_to_share_or_copy():
     ("arguments", "words"),
     [
         ({"z": [1.0], "pos": [[0.0, 0, 0]]}, "must be integers"),
+        (
+            {"z": ["H"], "pos": [[0.0, 0, 0]]},
+            r"atomic numbers\), got \['H'\]; symbols are read by System",
+        ),
+        ({"z": np.array(["H"]), "pos": [[0.0, 0, 0]]}, "symbols are read by System.from_ase"),
         ({"z": [1, 1], "pos": [[0.0, 0, 0]]}, r"z must be \[N\] and pos \[N, 3\]"),
         ({"z": [1], "pos": [[0.0, 0]]}, r"pos \[N, 3\]"),
         ({"z": [1], "pos": [[0.0, 0, 0]], "batch": [0, 0]}, "batch must be"),

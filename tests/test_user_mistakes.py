@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "empty.tmn").write_bytes(b"")
     (tmp_path / "ensemble.json").write_text('{"members": []}')
     (tmp_path / "bare.xyz").write_text("2\n\nO 0 0 0\nH 0 0 1\n")
+    (tmp_path / "plain.xyz").write_text("O 0 0 0\nH 0 0 1\n")
     (tmp_path / "bare.yaml").write_text("data: {train: bare.xyz}\n")
     (tmp_path / "ours.yaml").write_text("model: {name: tensornet}\n")
     (tmp_path / "hh.xyz").write_text("2\n\nO 0 0 0\nHH 0 0 1\n")
@@ -55,6 +56,22 @@ def folder(tmp_path, monkeypatch):
         (["md", "m.tmn", "data"], "data is a folder; name a file in it"),
         (["md", "data.xyz", "m.tmn"], "m.tmn is a model file, but a structure is expected here: the model comes first"),
         (["scan", "data.xyz", "m.tmn"], "the model comes first"),
+        (["md", "data.xyz", "organic"], "organic is a potential, but a structure is expected here: the model comes"),
+        (
+            ["md", "m.tmn", "data.xyz", "--time", "10ps"],
+            "--time must be a number without a unit, got 10ps; it is: ",
+        ),
+        (
+            ["md", "m.tmn", "data.xyz", "--steps", "1e3"],
+            "--steps must be a whole number, got 1e3; it is: total",
+        ),
+        (
+            ["evaluate", "m.tmn", "data.xyz", "--units", "hartree"],
+            "--units hartree, did you mean --energy-unit, --length-unit, --forces-unit, --stress-unit or",
+        ),
+        (["evaluate", "m.tmn", "dta.xyz"], "there is no data file dta.xyz, did you mean 'data.xyz'?"),
+        (["evaluate", "m.tmn", "nothere.xyz"], "there is no data file nothere.xyz\n"),
+        (["md", "m.tmn", "plain.xyz"], "or do its own first two lines (number, comment) lack?"),
         (["train", "data"], "data is a folder; name a configuration file in it"),
         (["evaluate", "m.tmn", "data.xyz", "--energy-key", "null", "--forces-key", "null"], "no labels are left"),
         (["config", "--model", "abacus"], "unknown model 'abacus'. Known: "),
@@ -139,7 +156,7 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         (["md", "m.tmn", "data.xyz@0:2"], "selects several structures; choose one, as in file.xyz@0"),
         (["md", "m.tmn", "data.xyz", "--restart"], "md.restart: no such restart file; start without --restart"),
         (["md", "m.tmn", "data.xyz", "--restart", "--output", "broken"], "not a restart file, or damaged"),
-        (["md", "m.tmn", "close.xyz"], "atom 0 (O) and atom 1 (H) are 0.300 Å apart: they overlap"),
+        (["md", "m.tmn", "close.xyz"], "atom 0 (O) and atom 1 (H) are 0.300 Å apart: they overlap (positions are"),
         (["evaluate", "m.tmn", "data.xyz", "--subset", "test"], "--subset chooses from a split: also give --split"),
         (["evaluate", "m.tmn", "data.xyz@0", "--split", "s.json"], "--split chooses the frames: name the files"),
         (["evaluate", "m.tmn", "data.xyz", "--format", "extxzy"], "did you mean 'extxyz'? Known: auto, ace, ase, cp2k"),

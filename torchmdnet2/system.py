@@ -60,7 +60,13 @@ class System:
         if not pos.is_floating_point():
             pos = pos.to(torch.get_default_dtype())
         device, dtype = pos.device, pos.dtype
-        z = torch.as_tensor(self.z, device=device)
+        try:
+            z = torch.as_tensor(self.z, device=device)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"z must be integers (atomic numbers), got {self.z!r:.60}; symbols are read by "
+                "System.from_ase(ase.Atoms(symbols, positions))"
+            ) from None
         if z.is_floating_point() or z.is_complex() or z.dtype == torch.bool:
             raise ValueError(f"z must be integers (atomic numbers), got {z.dtype}")
         if z.ndim != 1 or pos.shape != (z.shape[0], 3):

@@ -8,10 +8,11 @@ module here holds some commands: `add` declares their arguments, other functions
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .common import steady_streams
 
@@ -95,8 +96,23 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> 
     option = next((word.partition("=")[0][2:] for word in unknown if word.startswith("--")), "")
     known = [name[2:] for name in parser._option_string_actions if name.startswith("--")]
     hint = did_you_mean(option, known).replace("'", "'--", 1)  # "--" would make all names look alike
+    parts = [f"--{name}" for name in known if option.removesuffix("s") in name.split("-")]
+    if parts and not hint:
+        hint = f", did you mean {' or '.join(filter(None, [', '.join(parts[:-1]), parts[-1]]))}?"
     help = f"`{parser.prog} --help` lists the options"
     parser.exit(2, f"{parser.prog}: unrecognized arguments: {' '.join(unknown)}{hint or '.'} {help}\n")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what an option means where its value is not a number, such as 10ps."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.fullmatch(r"argument (--[\w-]+): invalid (float|int) value: '(.*)'", message)
+        if wrong:
+            option, kind, given = wrong.groups()
+            number = "a number without a unit" if kind == "float" else "a whole number"
+            message = f"{option} must be {number}, got {given}; it is: {self._option_string_actions[option].help}"
+        super().error(message)
 
 
 class _Warnings:
@@ -121,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     from ..version import __version__
     from . import bench, calibrate, convert, evaluate, lammps, md, models, relax, scan, train
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="torchmdnet2", description="Neural-network potentials: train them, test them, run molecular dynamics."
     )
     parser.add_argument("--version", action="version", version=f"torchmdnet2 {__version__}")

@@ -414,6 +414,7 @@ def _read(file: str, index: str | None) -> _Read:
     """Return the structures with an index; None returns the last one."""
     from ..data.structures import open_structures, reason
     from ..errors import BadConfig, BadData
+    from ..potentials import is_name
 
     name = file if index is None else f"{file}@{index}".rstrip("@:")
     if Path(file).is_dir():
@@ -421,6 +422,8 @@ def _read(file: str, index: str | None) -> _Read:
     if file.endswith(".tmn"):
         raise BadData(f"{file} is a model file, but a structure is expected here: the model comes first")
     if not Path(file).is_file():
+        if is_name(file):
+            raise BadData(f"{file} is a potential, but a structure is expected here: the model comes first")
         raise FileNotFoundError(f"{name}: no such file")
     try:
         frames = open_structures(file)

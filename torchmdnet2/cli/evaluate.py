@@ -330,13 +330,20 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
             f"energies differ by about {error['mae']:.3g} eV per atom: probably the labels have another zero (total or "
             "atomisation energies, another method) or unit (--energy-unit). Take labels of the model's level of "
             "theory (--level chooses among several), or fine-tune the model, which fits the zero; errors of forces do "
-            "not depend on it"
+            "not depend on the zero"
+        )
+    forces = errors.get("forces")
+    if forces and forces["rmse"] > _WRONG:
+        note(
+            f"forces differ by {forces['rmse']:.3g} eV/Å (rms): check their unit (--forces-unit) and sign (−dE/dx), "
+            "the unit of positions (--length-unit), and whether the model was trained on such structures"
         )
 
 
 # eV per atom. Above the first, labels have another zero: all bonds of an atom make a few eV. Above the second, so have
 # labels whose errors are nearly the same in some frames, as of another functional: mean and rms errors are then equal.
 _FAR, _NEAR, _CONSTANT, _SOME = 1.0, 0.2, 0.98, 5
+_WRONG = 1.0  # eV/Å, above which forces have another unit or sign, or the model does not know the structures
 
 
 def _print_members(models: Sequence[str], found: Evaluated) -> None:

@@ -328,7 +328,9 @@ def _size(line: str) -> int:
 
 def _few(line: str) -> str:
     words = line.split()
-    return ": is the number of atoms of the frame before right?" if len(words) > 3 and words[0].isalpha() else ""
+    if len(words) < 4 or not words[0].isalpha():
+        return ""
+    return ": is the number of atoms of the frame before right, or do its own first two lines (number, comment) lack?"
 
 
 class _Head(NamedTuple):

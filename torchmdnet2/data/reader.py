@@ -533,7 +533,9 @@ def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) ->
             if Path(path).exists():
                 raise BadData(f"{path} is a pipe or a device, which cannot be read several times: give a file")
             folder = Path(path).parent
-            near = did_you_mean(Path(path).name, [p.name for p in folder.iterdir()] if folder.is_dir() else [])
+            there = list(folder.iterdir()) if folder.is_dir() else []
+            alike = [p.name for p in there if did_you_mean(Path(path).stem, [p.stem])]  # not by their extensions alone
+            near = did_you_mean(Path(path).name, alike)
             raise FileNotFoundError(f"there is no data file {path}{near}")
         files.extend(matches)
     if not files:

@@ -254,7 +254,7 @@ def close_atoms(system: System, kind: str = "") -> list[str]:
         image = " (its periodic image: the cell is too small)" if i == j else ""
         pair = f"{_name(system, i, kind)} and {_name(system, j, kind)}{image} are {distance:.3f} Å apart"
         if ratio < OVERLAP:
-            raise Unphysical(f"{pair}: they overlap")
+            raise Unphysical(f"{pair}: they overlap (positions are in Å)")
         b = int(system.batch[i])
         words[b] = words[b] or f"{pair}, {ratio:.2f} times the sum of their covalent radii"
     return words
