@@ -233,7 +233,7 @@ def test_untrained_charge_on_the_command_line(model_file, tmp_path, capsys, monk
     atoms.calc = SinglePointCalculator(atoms, energy=1.0, forces=np.zeros((9, 3)))
     write("ion.xyz", [ethanol(), atoms])
     commands = {
-        ("md", model_file, "ion.xyz", "--steps", 1): "structure 0",
+        ("md", model_file, "ion.xyz", "--steps", 1): "the start structure",
         ("stability", model_file, "ion.xyz@1", "--time", 0.001, "--replicas", 1, "--temperatures", 1): "frame 1",
         ("evaluate", model_file, "ion.xyz"): "ion.xyz",
     }

@@ -29,6 +29,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "ensemble.json").write_text('{"members": []}')
     (tmp_path / "bare.xyz").write_text("2\n\nO 0 0 0\nH 0 0 1\n")
     (tmp_path / "plain.xyz").write_text("O 0 0 0\nH 0 0 1\n")
+    (tmp_path / "no_cell.xyz").write_text('2\npbc="T T T"\nO 0 0 0\nH 0 0 1\n')
     (tmp_path / "bare.yaml").write_text("data: {train: bare.xyz}\n")
     (tmp_path / "ours.yaml").write_text("model: {name: tensornet}\n")
     (tmp_path / "hh.xyz").write_text("2\n\nO 0 0 0\nHH 0 0 1\n")
@@ -72,6 +73,7 @@ def folder(tmp_path, monkeypatch):
         (["evaluate", "m.tmn", "dta.xyz"], "there is no data file dta.xyz, did you mean 'data.xyz'?"),
         (["evaluate", "m.tmn", "nothere.xyz"], "there is no data file nothere.xyz\n"),
         (["md", "m.tmn", "plain.xyz"], "or do its own first two lines (number, comment) lack?"),
+        (["md", "m.tmn", "no_cell.xyz"], "the start structure: periodic along a lattice vector that is zero; give the"),
         (["train", "data"], "data is a folder; name a configuration file in it"),
         (["evaluate", "m.tmn", "data.xyz", "--energy-key", "null", "--forces-key", "null"], "no labels are left"),
         (["config", "--model", "abacus"], "unknown model 'abacus'. Known: "),
@@ -342,7 +344,7 @@ def test_a_slab_with_a_lattice_sum_is_refused_before_it_begins(capsys, folder):
     save(Potential.from_config({"model": MODEL, "elements": [1, 8], "priors": [coulomb]}), "pairs.tmn")
     (folder / "box.xyz").write_text('2\nLattice="9 0 0 0 9 0 0 0 9" pbc="T T F"\nO 0 0 0\nH 0 0 1\n')
     code, _, err = run(capsys, "md", "pairs.tmn", "box.xyz", "--time", "0.001")
-    assert code == 1 and "structure 0 is periodic in one or two directions only" in err and "vacuum" in err, err
+    assert code == 1 and "the start structure is periodic in one or two directions only" in err and "vacuum" in err, err
     assert not list(folder.glob("md.*")), err
     app = pytest.importorskip("openmm.app")
     from torchmdnet2.adapters.openmm import create_force

@@ -17,6 +17,7 @@ from ..errors import BadConfig, UnknownModel
 from ..potential.cells import require_cells
 from ..potential.novelty import LARGEST, UnknownStructure, Watch
 from ..potential.potential import Potential
+from ..potential.refusals import rename
 from ..system import System
 from .guard import Guard, Limits, NonFiniteState, Unphysical, check_overlaps
 from .integrators import AtomConstants, Barostat, Langevin, State, VelocityVerlet
@@ -157,7 +158,12 @@ def run_md(
                 fast = SPRINGS if fitted else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
             except UnknownModel as error:
                 raise UnknownModel(f"inner: {error}, or '{SPRINGS}', which are fitted to the model") from None
-        check_start(plain_copy(atoms, charge, spin), opened[0])  # before there are folders
+        try:
+            check_start(plain_copy(atoms, charge, spin), opened[0])  # before there are folders
+        except ValueError as error:
+            if str(error).startswith("structure 0"):
+                rename(error, "the start structure")
+            raise
         names = [options.prefix, *options.files()]
         for path in names:
             path.parent.mkdir(parents=True, exist_ok=True)
