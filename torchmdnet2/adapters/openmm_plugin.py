@@ -426,7 +426,9 @@ class DirectCalls:
             given = torch.cuda.ExternalStream
             self._stream = given(stream, self._device) if stream else torch.cuda.default_stream(self._device)
         call.length, call.force = NM, 1 / KJ_MOL_NM
-        with torch.inference_mode(False):
+        # OpenMM's stream writes there next, so memory that another stream still uses must not be taken
+        on_stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with torch.inference_mode(False), on_stream:
             self._given = torch.empty(call.particles, 3, dtype=torch.float64, device=self._device)
             self._pass(self._given, torch.empty_like(self._given))
         self._function = _EVALUATE(self._evaluate)
