@@ -32,7 +32,7 @@ from torchmdnet2.ensemble import EnsembleResult
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.potential.output import Output
 from torchmdnet2.potential.potential import Potential, Result
-from torchmdnet2.streams import evaluating
+from torchmdnet2.streams import batches, evaluating
 from torchmdnet2.training.config.sections import LOSS_WEIGHT
 from torchmdnet2.training.reporting.evaluation import Predictions
 from torchmdnet2.training.steps.trainer import Properties
@@ -183,7 +183,8 @@ def test_without_any_good_frame_it_is_an_error(folder, capsys):
 def test_a_run_that_is_killed_continues(folder, capsys):
     """The file, the errors, the failures and the spread are those of a run that was not killed."""
     broken(folder)
-    options = ["m.tmn", "n.tmn", "bad.xyz", "data.xyz", "--json"]
+    write("more.xyz", read("data.xyz", ":100"))
+    options = ["m.tmn", "n.tmn", "bad.xyz", "more.xyz", "--json"]
     script = (
         "import sys, time; from torchmdnet2.cli import main; from torchmdnet2.streams import evaluating as e\n"
         "e._BLOCK['cpu'] = 16; add = e.Evaluated.add\n"
@@ -193,13 +194,13 @@ def test_a_run_that_is_killed_continues(folder, capsys):
     command = [str(warm_python()), "-c", script, "evaluate", *options, "--batch-size", "16", "--output"]
     whole = subprocess.run([*command, "whole.xyz"], capture_output=True, text=True, check=True)
     progress, killed = folder / "out.xyz.progress", 0
-    for blocks in (1, 5, 12, 20):
+    for blocks in (1, 5, 12):
         run = subprocess.Popen([*command, "out.xyz"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while run.poll() is None and not (progress.exists() and _read(progress) >= 16 * blocks):
             time.sleep(0.002)
         run.send_signal(signal.SIGKILL)
         killed += run.wait() == -signal.SIGKILL
-    assert killed >= 3 and progress.exists()
+    assert killed >= 2 and progress.exists()
     last = subprocess.run([*command, "out.xyz"], capture_output=True, text=True, check=True)
     assert "continues after" in last.stderr
     assert json.loads(last.stdout) == json.loads(whole.stdout)
@@ -308,9 +309,9 @@ def test_another_command_does_not_continue(folder, capsys, monkeypatch, small_bl
 def test_the_spread_of_many_atoms_is_a_sample(folder, capsys, monkeypatch, small_blocks):
     """Of all frames and atoms alike: regular rows of molecules of eight atoms were those of one atom of each, and the
     first frames counted more than the last."""
-    rng, frames = np.random.default_rng(0), [molecule("C2H6") for _ in range(600)]
+    rng, frames = np.random.default_rng(0), [molecule("C2H6") for _ in range(300)]
     for k, atoms in enumerate(frames):
-        atoms.positions += rng.normal(0, 0.02 + 0.08 * (k > 300), (8, 3))
+        atoms.positions += rng.normal(0, 0.02 + 0.08 * (k > 150), (8, 3))
         atoms.info["energy"] = 0.0
         atoms.arrays["forces"] = rng.normal(0, 1, (8, 3))
     write("ethane.xyz", frames)
@@ -425,8 +426,9 @@ def test_predictions_are_written_as_ase_writes_them():
 
 
 @pytest.mark.parametrize(("models", "size"), [(1, None), (2, 7)])
-def test_batches_as_on_a_gpu_give_the_same(folder, models, size):
+def test_batches_as_on_a_gpu_give_the_same(monkeypatch, models, size):
     """There batches have one size: atoms that fill them are in no result. A frame that is refused is named."""
+    monkeypatch.setattr(batches, "_SMALLEST", 512)  # atoms; of 16384, nearly all would fill
     members = [tiny_potential(seed=k, dtype=torch.float32) for k in range(models)]
     systems = System.from_ase([water(k) if k % 5 else molecule("CH3CH2OH") for k in range(40)])
     systems.z[0] = 79
