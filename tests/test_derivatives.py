@@ -53,6 +53,13 @@ def close(found, expected, bound=1e-5):
     assert float(expected.abs().max()) > 1e-3, "nothing is compared"
 
 
+def check_jacobians(function, x):
+    """The derivative of a function of x, by all ways of PyTorch."""
+    expected = differences(function, x)
+    for found in (jacobian(function, x), jacrev(function)(x), jacfwd(function)(x)):
+        close(found, expected)
+
+
 def check_second_derivatives(evaluate, system, bound=1e-5, nested=False):
     """H v for a direction v, by the ways in which PyTorch gets there; `nested`: also forward mode within others."""
     pos = system.pos
@@ -167,8 +174,7 @@ def test_derivatives_of_stress_and_energy_in_the_cell(model):
         return made(system.replace(cell=cell[None])).energy
 
     for function in (energy, stress):
-        for ways in (jacobian(function, CELL), jacrev(function)(CELL), jacfwd(function)(CELL)):
-            close(ways, differences(function, CELL))
+        check_jacobians(function, CELL)
 
 
 def test_elastic_constants():
@@ -181,8 +187,7 @@ def test_elastic_constants():
         return made(moved, stress=True).stress.flatten()
 
     zero = torch.zeros(3, 3, dtype=torch.float64)
-    for ways in (jacobian(stress, zero), jacrev(stress)(zero), jacfwd(stress)(zero)):
-        close(ways, differences(stress, zero))
+    check_jacobians(stress, zero)
 
 
 def test_derivatives_of_charges_and_in_the_charge():
@@ -197,14 +202,8 @@ def test_derivatives_of_charges_and_in_the_charge():
 
     made.total_charges = None
     made.allow_untrained_charge = True
-    for ways in (jacobian(charges, CLOUD), jacrev(charges)(CLOUD), jacfwd(charges)(CLOUD)):
-        close(ways, differences(charges, CLOUD))
-    for ways in (
-        jacobian(in_charge, system.charge),
-        jacrev(in_charge)(system.charge),
-        jacfwd(in_charge)(system.charge),
-    ):
-        close(ways, differences(in_charge, system.charge))
+    check_jacobians(charges, CLOUD)
+    check_jacobians(in_charge, system.charge)
 
 
 def test_derivatives_of_a_dipole():
@@ -214,12 +213,11 @@ def test_derivatives_of_a_dipole():
     def dipole(pos):
         return made(system.replace(pos=pos)).properties["dipole"]
 
-    for ways in (jacobian(dipole, system.pos), jacrev(dipole)(system.pos), jacfwd(dipole)(system.pos)):
-        close(ways, differences(dipole, system.pos))
+    check_jacobians(dipole, system.pos)
 
 
 def test_derivatives_in_the_weights():
-    made, system = tiny_potential(), System.from_ase(ethanol())
+    made, system = tiny_potential(), System.from_ase(molecule("H2O"))
     name = next(name for name, _ in made.named_parameters() if "linears_scalar.0.bias" in name)
     weight = made.get_parameter(name).detach()
 
