@@ -100,7 +100,8 @@ def test_energies_of_elements_that_only_replay_has_are_not_of_the_new_level(raw,
         setup.potential.eval()(System.from_ase(other))
 
 
-@pytest.mark.parametrize("packed", [True, False])
+# the plain loop before a release: test_packed.py and test_levels.py show that both loops train alike
+@pytest.mark.parametrize("packed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_less_is_forgotten(raw, base, general, data_file, tmp_path, packed):
     """Trained on forces that are 1.3 times as large, predictions for other molecules change less with replay."""
     mine = [atoms for atoms in read(raw["data"]["train"], ":") if len(atoms) < 5]
