@@ -322,7 +322,7 @@ def test_scores_are_written_as_ase_writes_them(small, tmp_path):
             np.testing.assert_array_equal(one.calc.results[name], value)
 
 
-@pytest.mark.parametrize(("name", "kills"), [("out.xyz", 10), ("out.h5", 2)])
+@pytest.mark.parametrize(("name", "kills"), [("out.xyz", 5), ("out.h5", 2)])
 def test_a_run_that_is_killed_has_every_record_once(tmp_path, name, kills):
     save(tiny_potential(noise=0.02), tmp_path / "tiny.tmn")
     starts = [atoms.copy() for atoms in rattled(["CH3CH2OH", "H2O", "CH4", "H2CO"]) * (2 * kills)]
