@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import io
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from quick_interpreter import speed_up
 
     speed_up()
+
+# a pixel as PNG
+EMPTY = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+)
 
 torch.set_num_threads(1)  # the structures of the tests are tiny: more threads only wait for each other
 
@@ -32,6 +41,32 @@ def pytest_collection() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture
+def drawn() -> None:
+    """For tests of pictures: they are drawn."""
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Figures are made, and one empty picture is written for each: to draw it takes half of the time of a short run.
+
+    Fixtures of a module, other processes, and tests with `drawn` draw them.
+    """
+    if "drawn" in request.fixturenames or find_spec("matplotlib") is None:
+        yield
+        return
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+
+    def written(self: Figure, file: Any, **options: Any) -> None:
+        file.write(EMPTY) if isinstance(file, io.BytesIO) else save(self, file, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", written)
+        yield
 
 
 def pytest_unconfigure() -> None:

@@ -52,7 +52,7 @@ def test_milliseconds(monkeypatch):
     assert found["ms"] == pytest.approx(10.0) and found["low"] <= found["ms"] <= found["high"]
 
 
-def test_values_and_files(tmp_path, potential, capsys):
+def test_values_and_files(tmp_path, potential, capsys, drawn):
     save(potential, tmp_path / "m.tmn")
     command = ["bench", tmp_path / "m.tmn", "--sides", "2,1", "--device", "cpu", "--output", tmp_path / "times"]
     assert main([*map(str, command)]) == 0

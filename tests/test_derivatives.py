@@ -28,9 +28,9 @@ FURTHER = {
 """Variants of others."""
 
 
-def with_slow(names):
-    """All of these, the further ones among the slow tests."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in FURTHER else name for name in names]
+def with_further(names):
+    """All of these, the further ones before a release."""
+    return [pytest.param(name, marks=pytest.mark.long) if name in FURTHER else name for name in names]
 
 
 COMPILED = {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8, "cutoff": 4.5, "max_z": 20}
@@ -88,14 +88,14 @@ def check_second_derivatives(evaluate, system, bound=1e-5, nested=False):
             close(jvp(slope, (pos,), (along,))[1], (expected * along).sum(), bound)
 
 
-@pytest.mark.parametrize("kind", with_slow(VARIANTS))
+@pytest.mark.parametrize("kind", with_further(VARIANTS))
 def test_second_derivatives_of_every_model(kind):
     check_second_derivatives(
         variant(kind), SYSTEMS["molecule" if kind == "tensornet2_all_pairs" else "cell"], 1e-4, True
     )
 
 
-@pytest.mark.parametrize("prior", with_slow(PRIORS))
+@pytest.mark.parametrize("prior", with_further(PRIORS))
 def test_second_derivatives_of_every_prior(prior):
     check_second_derivatives(
         potential("tensornet", prior), SYSTEMS["molecule" if prior == "coulomb, fixed" else "cell"]
@@ -108,7 +108,7 @@ def test_second_derivatives_of_a_pair_potential():
     check_second_derivatives(made, SYSTEMS["cell"])
 
 
-@pytest.mark.parametrize("name", with_slow(["organic-small", "organic"]))
+@pytest.mark.parametrize("name", with_further(["organic-small", "organic"]))
 def test_second_derivatives_of_a_shipped_potential(name):
     check_second_derivatives(load(name, dtype="float64"), System.from_ase(molecule("H2O")))
 

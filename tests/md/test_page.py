@@ -30,7 +30,7 @@ def carried(page: str) -> dict:
     return json.loads(text)
 
 
-def test_the_page_of_a_molecule(model, tmp_path):
+def test_the_page_of_a_molecule(model, tmp_path, drawn):
     molecule("H2O2").write(tmp_path / "start.xyz")
     command = ["md", model, tmp_path / "start.xyz", "--steps", 40, "--every", 10, "--temperature", 20, "--report"]
     assert main([*map(str, command), "--output", str(tmp_path / "run")]) in (0, None)
@@ -71,7 +71,7 @@ def test_the_page_of_a_model_in_memory(potential, tmp_path):
     assert "a model in memory" in page and "a structure in memory" in page
 
 
-def test_a_crystal_has_its_cell_and_a_flat_distribution_far_away(model, tmp_path):
+def test_a_crystal_has_its_cell_and_a_flat_distribution_far_away(model, tmp_path, drawn):
     atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
     atoms.symbols[:] = ["O", "H"] * 4
     atoms.write(tmp_path / "start.extxyz")
@@ -82,7 +82,7 @@ def test_a_crystal_has_its_cell_and_a_flat_distribution_far_away(model, tmp_path
     assert "Radial distribution" in page and "density (g/cm³)" in page and "Mean pressure" not in page
 
 
-def test_constant_pressure_shows_the_cell_and_density(model, tmp_path):
+def test_constant_pressure_shows_the_cell_and_density(model, tmp_path, drawn):
     atoms = molecule("H2O", cell=[5, 5, 6], pbc=True)
     atoms.write(tmp_path / "start.extxyz")
     command = ["md", model, tmp_path / "start.extxyz", "--steps", 10, "--report", "--ensemble", "npt"]

@@ -47,7 +47,7 @@ def scan(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_a_sound_model_passes(capsys, folder, tmp_path):
+def test_a_sound_model_passes(capsys, folder, tmp_path, drawn):
     prefix = tmp_path / "new" / "z"
     arguments = [folder / "z.tmn", folder / "water.xyz", "--only", "contact", "--fail", "--output", prefix]
     code, out, err = scan(capsys, *arguments)
@@ -59,7 +59,7 @@ def test_a_sound_model_passes(capsys, folder, tmp_path):
     assert sorted(p.name for p in prefix.parent.iterdir()) == ["z.csv", "z.html", "z.json", "z_contacts.png"]
 
 
-def test_findings_files_and_exit_codes(capsys, folder, tmp_path):
+def test_findings_files_and_exit_codes(capsys, folder, tmp_path, drawn):
     """An untrained model has no bonds."""
     arguments = [folder / "m.tmn", folder / "water.xyz", "--output", f"{tmp_path}/", "--only", "bond,contact"]
     code, out, _ = scan(capsys, *arguments, "--reference", folder / "z.tmn")

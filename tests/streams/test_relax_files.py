@@ -210,7 +210,7 @@ def test_scores_are_those_of_the_potential(small, tmp_path, suffix):
         assert abs(energy - float(small(torchmdnet2.System.from_ase(start)).energy)) < 1e-5
 
 
-def test_hdf5_is_a_data_set_and_a_page_shows_the_run(small, tmp_path):
+def test_hdf5_is_a_data_set_and_a_page_shows_the_run(small, tmp_path, drawn):
     pytest.importorskip("h5py")
     pytest.importorskip("matplotlib")
     good = _xyz(tmp_path / "in.xyz")

@@ -126,7 +126,7 @@ def test_bootstrap_draws_with_repetition(raw_config, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_report_of_an_ensemble(raw_config, tmp_path):
+def test_report_of_an_ensemble(raw_config, tmp_path, drawn):
     raw_config["training"]["max_epochs"] = 1
     raw_config["output"]["report"] = True
     path = run_members(parse_config(raw_config), 2)

@@ -120,7 +120,7 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
 
 
 @pytest.mark.parametrize("second", ["test", "validation"])
-def test_a_report_shows_each_level(two, tmp_path, monkeypatch, second):
+def test_a_report_shows_each_level(two, tmp_path, monkeypatch, second, drawn):
     """Each has plots of its own, with its labels and its predictions; a level without test frames, of validation."""
     figures, figure_png = {}, html_page.figure_png
 

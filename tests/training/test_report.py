@@ -142,7 +142,7 @@ def test_only_long_words_may_be_divided():
     )
 
 
-def test_a_learning_curve_of_zeros_can_be_drawn(recwarn):
+def test_a_learning_curve_of_zeros_can_be_drawn(recwarn, drawn):
     history = [{"epoch": 1, "best": True, "train_forces_mae": 0.0, "validation_forces_mae": 0.0}]
     assert pictures(history, {"test": Evaluation({})})["learning_curve"].startswith(b"\x89PNG")
     assert not recwarn.list
