@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run import start
 
 REFERENCES = {1: -13.5, 6: -1030.0, 8: -2040.0}  # eV
 
@@ -71,3 +72,9 @@ def raw_config(data_file, tmp_path):
 @pytest.fixture
 def config(raw_config):
     return parse_config(raw_config)
+
+
+@pytest.fixture
+def without_notes(monkeypatch):
+    """Trainings do not look for doubtful labels, which takes a part of the time; test_data_notes.py has it."""
+    monkeypatch.setattr(start, "data_notes", lambda *_: [])

@@ -17,6 +17,8 @@ from torchmdnet2.training.steps.trainer import LearningRate, load_state
 
 from .test_resume import weights_hash
 
+pytestmark = pytest.mark.usefixtures("without_notes")
+
 
 def quadratic(seed=0):
     """A badly conditioned least-squares problem with its solution."""

@@ -15,6 +15,8 @@ from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 
+pytestmark = pytest.mark.usefixtures("without_notes")
+
 
 @pytest.fixture(scope="module")
 def base(data_file, tmp_path_factory):

@@ -30,6 +30,8 @@ from torchmdnet2.training.steps.trainer import (
     save_state,
 )
 
+pytestmark = pytest.mark.usefixtures("without_notes")
+
 
 def weights_hash(path):
     """sha256 of all tensors of a safetensors file, names included."""
