@@ -108,7 +108,7 @@ def test_second_derivatives_of_a_pair_potential():
     check_second_derivatives(made, SYSTEMS["cell"])
 
 
-@pytest.mark.parametrize("name", with_further(["organic-small", "organic"]))
+@pytest.mark.parametrize("name", ["organic-small", pytest.param("organic", marks=pytest.mark.slow)])
 def test_second_derivatives_of_a_shipped_potential(name):
     check_second_derivatives(load(name, dtype="float64"), System.from_ase(molecule("H2O")))
 

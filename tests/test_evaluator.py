@@ -149,7 +149,7 @@ def test_positions_of_another_size_that_are_assigned(channels):
         ({"precision": "float16"}, "precision must be .*'float64', got 'float16'"),
         ({"precision": True}, "precision must be .*, got True"),
         ({"graphs": "yes"}, "graphs must be 'auto', True or False, got 'yes'"),
-        ({"graphs": 1}, "graphs must be 'auto', True or False, got 1"),
+        ({"graphs": 2}, "graphs must be 'auto', True or False, got 2"),
         ({"graphs": np.ones(2)}, "graphs must be 'auto', True or False, got array"),
         ({"stress": "yes"}, "stress must be True or False, got 'yes'"),
         ({"stress": None}, "stress must be True or False, got None"),
@@ -161,14 +161,15 @@ def test_unknown_options(given, words):
 
 
 def test_flags_of_a_call():
-    """What Python would take for True is refused; booleans of NumPy are booleans."""
+    """What Python would take for True is refused; 0, 1 and booleans of NumPy and PyTorch are booleans."""
     evaluator, system = Evaluator(make()), water()
     with pytest.raises(ValueError, match="forces must be True or False, got 'no'"):
         evaluator(system, forces="no")
     for call in (evaluator, evaluator.bind, evaluator.report):
         with pytest.raises(ValueError, match="stress must be True or False, got 'yes'"):
             call(system, stress="yes")
-    assert evaluator(system, forces=np.bool_(False)).forces is None and Evaluator(make(), stress=np.bool_(True)).stress
+    for false, true in ((np.bool_(False), np.bool_(True)), (0, 1), (torch.tensor(False), torch.tensor(True))):
+        assert evaluator(system, forces=false).forces is None and Evaluator(make(), stress=true).stress is True
 
 
 def test_errors_are_those_of_the_potential():

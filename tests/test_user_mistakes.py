@@ -62,6 +62,7 @@ def folder(tmp_path, monkeypatch):
             ["md", "m.tmn", "data.xyz", "--time", "10ps"],
             "--time must be a number without a unit, got 10ps; it is: ",
         ),
+        (["md", "m.tmn", "data.xyz", "--pressure", "1bar"], "--pressure BAR must be a number without a unit, got 1bar"),
         (
             ["md", "m.tmn", "data.xyz", "--steps", "1e3"],
             "--steps must be a whole number, got 1e3; it is: total",
@@ -72,7 +73,7 @@ def folder(tmp_path, monkeypatch):
         ),
         (["evaluate", "m.tmn", "dta.xyz"], "there is no data file dta.xyz, did you mean 'data.xyz'?"),
         (["evaluate", "m.tmn", "nothere.xyz"], "there is no data file nothere.xyz\n"),
-        (["md", "m.tmn", "plain.xyz"], "or do its own first two lines (number, comment) lack?"),
+        (["md", "m.tmn", "plain.xyz"], "are the first two lines of this one (number, comment) there?"),
         (["md", "m.tmn", "no_cell.xyz"], "the start structure: periodic along a lattice vector that is zero; give the"),
         (["train", "data"], "data is a folder; name a configuration file in it"),
         (["evaluate", "m.tmn", "data.xyz", "--energy-key", "null", "--forces-key", "null"], "no labels are left"),

@@ -52,7 +52,7 @@ def test_second_derivatives_that_are_not_finite_or_of_several_structures(potenti
 
 
 @pytest.mark.parametrize("name", ["isolated", "allow_untrained_charge"])
-@pytest.mark.parametrize("given", ["no", 1, None])
+@pytest.mark.parametrize("given", ["no", 2, None])
 def test_flags_are_true_or_false(potential, name, given):
     with pytest.raises(ValueError, match=f"{name} must be True or False, got {given!r}"):
         TorchMDNet2Calculator(potential, **{name: given})

@@ -105,6 +105,14 @@ def test_springs_need_a_box_for_nearest_images():
         context_with(atoms, atoms)
 
 
+def test_springs_across_the_faces_of_a_box():
+    atoms = molecule("H2", cell=[12, 12, 12], pbc=True)
+    atoms.positions -= atoms.positions.mean(0)
+    atoms.wrap()
+    assert atoms.get_distance(0, 1) > 10
+    add_springs(system_of(atoms), "organic-small", topology_of(atoms), atoms.positions / 10)
+
+
 def test_positions_for_springs_in_all_forms():
     """With any unit of length, as a whole or of each atom, and as vectors of OpenMM: the same springs."""
     atoms, found = molecule("CH3CH2OH"), []
@@ -123,7 +131,9 @@ def test_springs_refuse_what_does_not_fit():
     atoms = molecule("CH3CH2OH")
     system, topology, positions = system_of(atoms), topology_of(atoms), atoms.positions / 10
     example = r"give modeller\.positions, or with the unit, as in atoms\.positions \* openmm\.unit\.angstrom"
-    with pytest.raises(BadData, match=rf"those of all 9 atoms of the topology, \[9, 3\], got 8 × 3 numbers; {example}"):
+    with pytest.raises(
+        BadData, match=rf"positions of all 9 atoms of the topology are needed, \[9, 3\], got 8 × 3 numbers; {example}"
+    ):
         add_springs(system, "organic-small", topology, positions[:8])
     with pytest.raises(BadData, match="atom 0 has one that is not finite"):
         add_springs(system, "organic-small", topology, positions * np.nan)

@@ -241,7 +241,7 @@ def test_wrong_numbers_of_atoms_and_empty_files_are_named(tmp_path):
     for count, more, words in (
         (4, WATER, "atom 3 has 1 of its 4 columns: is the number of atoms, 4, too large"),
         (4, "", "after 3 of 4 atoms, or the number of atoms where the frame begins is too large"),
-        (2, WATER, "not 'H 0.0 -0.7 0.6': is the number of atoms of the frame before right, or do its"),
+        (2, WATER, "not 'H 0.0 -0.7 0.6': is the number of atoms of the frame before right, and are the first"),
     ):
         path.write_text(WATER.replace("3\n", f"{count}\n", 1).format("") + more.format(""))
         with pytest.raises(BadData, match=words):

@@ -12,6 +12,7 @@ from test_tensornet2_gpu import assert_same
 
 from torchmdnet2 import Evaluator, Potential, System, load
 from torchmdnet2.benchmark import water_box
+from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.models.aimnet2.gpu import FusedAIMNet2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -67,6 +68,7 @@ def test_the_shipped_potential_and_batches():
 def test_products_in_halves(shapes_of, monkeypatch):
     """As accurate as float32; replayed, the same bits."""
     shapes = FusedAIMNet2.launch_shapes
+    assert FusedModel(load("aimnet2", "cuda"), "native").net.launch_shapes(shapes_of).halves
     monkeypatch.setattr(FusedAIMNet2, "launch_shapes", lambda self, num_atoms: shapes(self, shapes_of))
     potential, box = load("aimnet2", "cuda"), water_box(7)
     system = System(z=box.z, pos=box.pos).to("cuda")

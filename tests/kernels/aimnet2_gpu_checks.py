@@ -72,6 +72,8 @@ def test_mixed_precision_is_float32():
     model, atoms = CASES["three passes"]
     mixed, native = (Evaluator(model, precision=precision) for precision in ("mixed", "native"))
     assert torch.equal(mixed(atoms).forces, native(atoms).forces) and "as fast" in mixed.report()
+    many = [FusedModel(model, precision).net.launch_shapes(1000) for precision in ("mixed", "native")]
+    assert many[0] == many[1] and many[0].halves
 
 
 def test_charges_equilibrated_where_they_are_summed(monkeypatch):

@@ -11,8 +11,10 @@ import torch
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.kernels.interfaces import Atoms, Edges
+from torchmdnet2.models.tensornet import gpu as tensornet
+from torchmdnet2.models.tensornet import weights
 from torchmdnet2.models.tensornet.gpu import Block, FusedTensorNet, MessageTile, Tiles
-from torchmdnet2.models.tensornet.weights import FrozenTensorNet
+from torchmdnet2.models.tensornet.weights import HALVES_BELOW, FrozenTensorNet
 from torchmdnet2.neighbors import neighbor_list
 
 CUTOFF = 4.5
@@ -164,6 +166,12 @@ if __name__ == "__main__":
     case("by elements", "O(3)", water(5), replace(many, elements=(1, 8)), 128)
     by_rows = replace(many, elements=(1, 6, 7, 8), element_sums=rows, element_edges=rows)
     case("by elements, several rows, logarithms", "SO(3)", water(4, (1, 6, 8)), by_rows, 128, norm="log")
+    # weights, and maps of the elements alone, that do not fit in halves: products in TF32
+    tensornet.HALVES_BELOW = 0.0
+    case("elements, maps in TF32", "O(3)", water(3), replace(Tiles.for_atoms(10**5, 64), elements=(1, 8)), 64)
+    weights.HALVES_BELOW = 0.0
+    case("Tensor Cores, in TF32", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(10**5, 32))
+    tensornet.HALVES_BELOW = weights.HALVES_BELOW = HALVES_BELOW
     case("mixed precision, few atoms", "O(3)", system(3, BOX, 0.0), Tiles.for_atoms(9, 32, True), mixed=True, **linear)
     case("mixed precision, split fp16", "O(3)", system(3, BOX, 1.0), Tiles.for_atoms(1000, 32, True), mixed=True)
     case("mixed precision, Tensor Cores", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(10**5, 32, True), mixed=True)

@@ -64,4 +64,7 @@ def shrinking(depth: int, halves: bool) -> float:
 def test_products_do_not_shrink(num_atoms, name):
     # 1.9e-7 with sums of 64 in TF32, when the energy of 1,029 atoms of water was wrong by 1.1e-6 of it
     block = getattr(Tiles.for_atoms(num_atoms, 128), name)
-    assert shrinking(block.depth, name != "readout") < 1.2e-7
+    if name != "readout":
+        assert shrinking(block.depth, True) < 1.2e-7
+    # where the weights do not fit in halves, or of the read-out: `_product` in gpu.py
+    assert shrinking(min(block.depth, 32), False) < 1.2e-7

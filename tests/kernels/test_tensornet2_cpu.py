@@ -73,7 +73,6 @@ CASES = {
     "ion": (make(), system(5, charge=1.0)),
     "L = 2": (make(2), system(9)),
     "L = 2, ion in a cell": (make(2), system(9, BOX, -1.0)),
-    "charges that are conserved as in TorchMD-Net": (make(2, exact_charge=False), system(7, BOX, -1.0)),
     "SO(3), charges that are conserved as in TorchMD-Net": (
         make(2, group="SO(3)", exact_charge=False), system(7, BOX, -1.0),
     ),
@@ -84,11 +83,7 @@ CASES = {
 }  # fmt: skip
 
 
-# SO(3) needs kernels of its own, which are long compiled: before a release. test_tensornet_cpu.py has what they share
-# with those of TensorNet, test_all_models.py the model
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name.startswith("SO(3)") else name for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_structures(name: str) -> None:
     model, atoms = CASES[name]
     assert_same(evaluate(model, atoms), model, atoms)

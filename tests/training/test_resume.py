@@ -315,7 +315,8 @@ def test_the_best_model_of_a_run_that_fails_is_kept(raw_config, tmp_path, monkey
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
 
 
-@pytest.mark.parametrize(("name", "at"), [("SIGINT", 3), ("SIGTERM", 8)])  # within an epoch, and at the end of one
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("at", [3, 8])  # within an epoch, and at the end of one
 def test_a_signal_ends_a_training_with_its_state_saved(raw_config, tmp_path, monkeypatch, name, at):
     run_training(parse_config(in_folder(raw_config, tmp_path / "whole")))
     config = parse_config(in_folder(raw_config, tmp_path / "parts"))

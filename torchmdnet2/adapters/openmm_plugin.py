@@ -290,6 +290,9 @@ def _use_built_plugin() -> None:
     given = os.environ.get(_VARIABLE)
     try:
         built = _cached_plugin().is_file() if given is None else bool(given)
+        old = user_cache().glob(f"OpenMM-{openmm.Platform.getOpenMMVersion()}-*.so")
+        if given is None and not built and any(old):
+            _LOGGER.warning(_THROUGH_HOST, "the plugin is of another version of torchmdnet2: call build_plugin() again")
     except (RuntimeError, OSError):  # the home folder is unknown, or cannot be read: nothing was built there
         return
     try:
@@ -336,7 +339,7 @@ class _Call(ctypes.Structure):
     ]  # fmt: skip
 
 
-_REMOVED = b"torchmdnet2: the force was removed from its System after the Context was created"
+_REMOVED = b"torchmdnet2: the force was removed from its System after the Context was made: make the Context again"
 _FAILED: list[bytes] = []  # the last message of `_start`, which OpenMM copies at once
 _BEGIN, _END = (ctypes.CFUNCTYPE(result, ctypes.POINTER(_Call)) for result in (ctypes.c_int, None))
 _EVALUATE = ctypes.CFUNCTYPE(ctypes.c_int)

@@ -111,7 +111,10 @@ class _Parser(argparse.ArgumentParser):
         if wrong:
             option, kind, given = wrong.groups()
             number = "a number without a unit" if kind == "float" else "a whole number"
-            message = f"{option} must be {number}, got {given}; it is: {self._option_string_actions[option].help}"
+            action = self._option_string_actions[option]
+            message = (
+                f"{option} {action.metavar or ''}".strip() + f" must be {number}, got {given}; it is: {action.help}"
+            )
         super().error(message)
 
 

@@ -69,7 +69,7 @@ def add(command: Command) -> None:
     md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="move mass to hydrogens from their neighbors")
     md.add_argument(
         "--precision", choices=("native", "mixed"), default="native",
-        help="of the kernels on a GPU; mixed is faster, for TensorNet and AIMNet2 (default: native)",
+        help="of the kernels on a GPU; mixed is faster, for TensorNet (default: native)",
     )  # fmt: skip
     md.add_argument("--inner", metavar="MODEL", help="'springs', or a faster model: its forces act in short steps")
     md.add_argument("--inner-steps", type=int, metavar="N", help="inner steps of each time step (default: 4)")

@@ -330,7 +330,8 @@ def _few(line: str) -> str:
     words = line.split()
     if len(words) < 4 or not words[0].isalpha():
         return ""
-    return ": is the number of atoms of the frame before right, or do its own first two lines (number, comment) lack?"
+    where = "are the first two lines of this one (number, comment) there?"
+    return f": is the number of atoms of the frame before right, and {where}"
 
 
 class _Head(NamedTuple):

@@ -299,7 +299,7 @@ def _lengths(positions: Any, count: int) -> np.ndarray:
     if pos.shape != (count, 3):
         shape = " × ".join(map(str, pos.shape))
         raise BadData(
-            f"positions: needed are those of all {count} atoms of the topology, [{count}, 3], got {shape} numbers; "
+            f"positions of all {count} atoms of the topology are needed, [{count}, 3], got {shape} numbers; "
             f"give {_EXAMPLE}"
         )
     if not np.isfinite(pos).all():
@@ -356,13 +356,15 @@ def add_springs(
         periodic = adapter.has_box(topology) or system.usesPeriodicBoundaryConditions()
     pos = _lengths(positions, len(everyone))[chosen]
     numbers = np.array(adapter.atomic_numbers(everyone, chosen))
-    alone = System(z=torch.as_tensor(numbers), pos=torch.as_tensor(pos))
+    box = np.array([list(v._value) for v in system.getDefaultPeriodicBoxVectors()]) * _NM
+    cell, pbc = torch.as_tensor(box * periodic)[None], torch.full((1, 3), bool(periodic))
+    # two atoms of a bond may lie at opposite faces
+    alone = System(z=torch.as_tensor(numbers), pos=torch.as_tensor(pos), cell=cell, pbc=pbc)
     if len(chosen) > 1 and not neighbor_list(alone, _FARTHEST).num_edges:
         raise BadData(
             f"positions: no two atoms are closer than {_FARTHEST:g} Å, so that there are no bonds for springs; plain "
             f"numbers are nm, so give {_EXAMPLE}"
         )
-    box = np.array([list(v._value) for v in system.getDefaultPeriodicBoxVectors()]) * _NM
     in_cell = bool(periodic and part is None)  # springs of a part are fitted in vacuum
     if periodic and not in_cell:
         pos = made_whole(pos, box, _ALL)

@@ -52,13 +52,16 @@ def require_flag(value: Any, name: str, others: str = "") -> bool:
     """Return True or False; raise ValueError for anything else, such as "yes", which Python would take for True.
 
     Args:
-        value: what was given; also a boolean of NumPy.
+        value: what was given; also 0 and 1, and a single boolean of NumPy or PyTorch.
         name: of the argument, for the message.
         others: what else is allowed, for the message, as "'auto', ".
     """
-    if not isinstance(value, bool | np.bool_):
+    if value is True or value is False:  # at each step of a simulation
+        return value
+    single = value.item() if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0 else value
+    if not isinstance(single, int) or single not in (0, 1):
         raise ValueError(f"{name} must be {others}True or False, got {value!r}")
-    return bool(value)
+    return bool(single)
 
 
 def require_system(system: Any) -> System:

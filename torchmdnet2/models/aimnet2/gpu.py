@@ -96,7 +96,8 @@ class FusedAIMNet2(ChargeNetwork):
 
     Args:
         members: the prepared models, of one form and with the same radial functions.
-        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
+        precision: "tf32x3" (as accurate as float32; from 512 atoms on in halves, where the weights fit), "tf32" or
+            "ieee".
     """
 
     def __init__(self, members: Sequence[FrozenAIMNet2], precision: str = "tf32x3"):
@@ -122,7 +123,10 @@ class FusedAIMNet2(ChargeNetwork):
         return LaunchShapes(a, 2, 1, 32, 64, 32, 2, 3)
 
     def _weights(self, shapes: LaunchShapes) -> FrozenAIMNet2:
-        return self._halves if shapes.halves and self._halves is not None else self.weights
+        if not shapes.halves:
+            return self.weights
+        assert self._halves is not None, "the weights do not fit in halves"
+        return self._halves
 
     def _parts(self, shapes: LaunchShapes) -> int:
         return self.weights.channels // shapes.features

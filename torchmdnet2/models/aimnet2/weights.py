@@ -57,7 +57,7 @@ def in_halves(weights: FrozenAIMNet2) -> FrozenAIMNet2 | None:
     networks = [*weights.passes, weights.head]
     # gradients begin as the last layer: half precision holds them if they are near 1
     largest = max(float(layer.weight.abs().max()) for network in networks for layer in network)
-    if not (largest < HALVES_BELOW and 1e-3 < float(weights.energy[0].abs().max()) < 1e3):
+    if not (largest < HALVES_BELOW and 1e-3 < float(weights.energy[0].abs().max()) < 1e2):
         return None
 
     def layers(network: Sequence[Layer]) -> list[Layer]:

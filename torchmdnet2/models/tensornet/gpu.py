@@ -71,7 +71,7 @@ class Block:
     rows = 1, 2 or 4: on CUDA cores; split is the number of columns of a thread, 1 or 2.
     rows = 8: on Tensor Cores in split fp16, with split · cols/16 warps, for all kernels but
     `readout`; split is the number of parts of the sum that are computed side by side, and above 1 the whole sum is
-    taken at once. rows = 16 or more: on Tensor Cores with FusedTensorNet.precision, split is 1.
+    taken at once. rows = 16 or more: on Tensor Cores, split is 1.
 
     Raises:
         ValueError: split is above 1 with 16 rows or more.
@@ -110,8 +110,7 @@ class Tiles:
     interaction: MessageTile = MessageTile(16, 1, 32, 16)
     message_backward: MessageTile = MessageTile(4, 2, 32, 4)
     embedding_backward: MessageTile = MessageTile(1, 2, 64, 1)
-    forces: MessageTile = MessageTile(1, 64, 1, 1)  # of channels there are none
-    # separate sums of 32 here, in the gate and the read-out: Tensor Cores round towards zero, which shifts energies
+    forces: MessageTile = MessageTile(1, 64, 1, 1)  # without channels
     hidden: Block = Block(16, 64, 32, 4, 3)
     gate: Block = Block(64, 64, 32, 4, 3)
     gate_backward: Block = Block(64, 32, 32, 4, 3)
@@ -312,9 +311,12 @@ class FusedTensorNet(FeatureNetwork):
     Args:
         weights: the prepared model. Where they are for mixed precision, what the interactions pass between kernels is
             in half precision, and so are the factors of their products; sums and all else are in float32.
-        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
+        precision: "tf32x3" (as accurate as float32; where the weights fit, in halves instead of TF32), "tf32" or
+            "ieee".
 
     Attributes:
+        field_precision: of products of the embedding and the scalar networks, "fp16x3" where weights are in halves
+            (triton_products.py); layer_precision: of products of the interactions.
         unit: unit of energies and their gradients in eV, a power of two. It keeps gradients near 1 for any scale of
             the energy, since numbers in half precision (triton_products.py) have a limited range.
     """
@@ -328,8 +330,8 @@ class FusedTensorNet(FeatureNetwork):
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
         self._mix_in, self._mix_out = weights.mix_in, weights.mix_out
-        self._of_fields = "fp16x3" if precision == "tf32x3" and weights.fit_halves else precision
-        self._of_layers = "fp16" if weights.mixed else self._of_fields
+        self.field_precision = "fp16x3" if precision == "tf32x3" and weights.fit_halves else precision
+        self.layer_precision = "fp16" if weights.mixed else self.field_precision
         if weights.mixed:
             self._mix_in, self._mix_out = ([(w.half(), t.half()) for w, t in m] for m in (self._mix_in, self._mix_out))
 
@@ -366,7 +368,7 @@ class FusedTensorNet(FeatureNetwork):
         f, layers = w.channels, w.num_layers
         if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
             _ = self._split  # a step launches and does nothing else
-        if self._of_fields == "fp16x3":
+        if self.field_precision == "fp16x3":
             _ = self._halves
         _ = tiles.elements and (self._element_maps, w.places_of(tiles.elements))
         n = max(num_atoms, 1)
@@ -476,17 +478,17 @@ class FusedTensorNet(FeatureNetwork):
             )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
-        grid, block = self._product(n, 2 * f, tiles, tiles.hidden, self._of_fields)
+        grid, block = self._product(n, 2 * f, tiles, tiles.hidden, self.field_precision)
         packed = self._packed(block)
         scalar.hidden_kernel[grid](
             b.norm, gamma, beta, _pick(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
             eps, LOG=w.log_norm, **block,
         )  # fmt: skip
         if not tiles.embedding_mix.at_once:
-            grid, block = self._product(n, 3 * f, tiles, tiles.gate, self._of_fields)
+            grid, block = self._product(n, 3 * f, tiles, tiles.gate, self.field_precision)
             packed = self._packed(block)
             scalar.gate_kernel[grid](b.active, _pick(block, w2, packed.gate[0]), b2, b.gate, n, **block)
-        grid, block = self._product(n, f, tiles, tiles.embedding_mix, self._of_fields)
+        grid, block = self._product(n, f, tiles, tiles.embedding_mix, self.field_precision)
         packed = self._packed(block)
         node.embedding_mix_kernel[grid](
             b.x0, _pick(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _pick(block, w2, packed.gate[0]),
@@ -495,7 +497,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _mix(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._senders(atoms, k)
-        grid, block = self._product(n, w.channels, tiles, tiles.mix, self._of_layers)
+        grid, block = self._product(n, w.channels, tiles, tiles.mix, self.layer_precision)
         packed = self._packed(block)
         node.mix_kernel[grid](b.x[k], _pick(block, self._mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
 
@@ -511,7 +513,7 @@ class FusedTensorNet(FeatureNetwork):
     def _update(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._receivers(atoms, k)
         last = k + 1 == w.num_layers
-        grid, block = self._product(n, w.channels, tiles, tiles.update, self._of_layers)
+        grid, block = self._product(n, w.channels, tiles, tiles.update, self.layer_precision)
         packed = self._packed(block)
         node.update_kernel[grid](
             b.dm, _pick(block, self._mix_out[k][0], packed.mix_out[k][0]), b.x[k], self._factor(b, atoms), b.d[k],
@@ -524,7 +526,7 @@ class FusedTensorNet(FeatureNetwork):
         f = w.channels
         gamma, beta, eps = w.out_norm
         w1, b1 = w.readout[:2]
-        grid, block = self._product(n, f, tiles, tiles.readout_hidden, self._of_fields)
+        grid, block = self._product(n, f, tiles, tiles.readout_hidden, self.field_precision)
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
             b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
@@ -559,7 +561,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _read_out_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n = self.weights, atoms.within(0)
-        grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient, self._of_fields)
+        grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient, self.field_precision)
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
             b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
@@ -569,7 +571,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._receivers(atoms, k)
-        grid, block = self._product(n, w.channels, tiles, tiles.gradient_product, self._of_layers)
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_product, self.layer_precision)
         packed = self._packed(block)
         node.gradient_product_kernel[grid](
             b.dd, _pick(block, self._mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], self._factor(b, atoms), b.dm,
@@ -588,7 +590,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._senders(atoms, k)
-        grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix, self._of_layers)
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix, self.layer_precision)
         packed = self._packed(block)
         node.gradient_mix_kernel[grid](
             b.m[k], _pick(block, self._mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
@@ -604,11 +606,11 @@ class FusedTensorNet(FeatureNetwork):
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
         f = w.channels
-        grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward, self._of_fields)
+        grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward, self.field_precision)
         w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
         # of the gate first: dX⁰ is the sum of both ways back, by mix(X⁰) and by the norms that the gate reads
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
-        grid, block = self._product(n, f, tiles, tiles.gradient_embedding, self._of_fields)
+        grid, block = self._product(n, f, tiles, tiles.gradient_embedding, self.field_precision)
         packed = self._packed(block)
         node.gradient_embedding_kernel[grid](
             self._of_embedding(b), _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
@@ -631,8 +633,8 @@ class FusedTensorNet(FeatureNetwork):
         """V and Vᵀ as the kernels take them, and the precision of their products."""
         assert self.weights.embedding_by_elements is not None
         _, maps, maps_t = self.weights.embedding_by_elements
-        if self._of_fields == "fp16x3" and float(maps.abs().max()) < HALVES_BELOW:
-            return pack_halves(maps), pack_halves(maps_t), self._of_fields
+        if self.field_precision == "fp16x3" and float(maps.abs().max()) < HALVES_BELOW:
+            return pack_halves(maps), pack_halves(maps_t), self.field_precision
         return maps, maps_t, self.precision
 
     def _by_elements(self, tiles: Tiles, shape: Any) -> dict[str, Any]:
@@ -733,9 +735,12 @@ class FusedTensorNet(FeatureNetwork):
     ) -> tuple[tuple[int, int], dict[str, Any]]:
         """Return grid and constants of a product kernel with this many columns in all; "": the precision of the
         network."""
+        precision, depth = precision or self.precision, block.depth
+        if precision == "tf32x3" and block.rows >= 16:
+            depth = min(depth, 32)  # Tensor Cores round sums towards zero, and longer ones shift energies
         constants = {
-            "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
-            "PREC": precision or self.precision, "num_warps": block.warps, "num_stages": block.stages,
+            "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": depth, "KS": block.split,
+            "PREC": precision, "num_warps": block.warps, "num_stages": block.stages,
             **FUSED_ARITHMETIC, **self.launch_options(tiles),
         }  # fmt: skip
         return (-(-n // block.rows), columns // block.cols), constants

@@ -89,7 +89,7 @@ def dense(
     a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
-    """A @ W for A [., K] and W [K, N]: [BM, BN]."""
+    """A @ W for A [., K] and W [K, N], or [2, K, N] in halves ("fp16x3"): [BM, BN]."""
     y = tl.zeros([BM, BN], tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
