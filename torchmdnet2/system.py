@@ -336,9 +336,8 @@ class System:
         _first((self.batch < 0) | (self.batch >= self.num_systems), "atom {}: its batch index is out of range")
         _first(self.spin < 0, "structure {}: its spin multiplicity is negative")
         zero = (self.cell == 0).all(2) & self.pbc
-        _first(
-            zero.any(1), "structure {}: periodic along a lattice vector that is zero; give the cell or set pbc=False"
-        )
+        remedy = "give the cell or set pbc=False (in an extended XYZ file pbc='F F F')"
+        _first(zero.any(1), f"structure {{}}: periodic along a lattice vector that is zero; {remedy}")
         flat = self._periodic_volume() < _FLATTEST
         _first(flat & ~zero.any(1), "structure {}: its periodic lattice vectors are linearly dependent")
         return self

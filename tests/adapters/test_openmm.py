@@ -10,10 +10,11 @@ from ase.build import molecule
 
 openmm = pytest.importorskip("openmm")
 from openmm import unit  # noqa: E402
-from openmm_cases import KJ_MOL, boxed, context_of, ethanol, evaluate, ml_system  # noqa: E402
+from openmm_cases import KJ_MOL, boxed, context_of, ethanol, evaluate, ml_system, topology_of  # noqa: E402
 
 from torchmdnet2 import System  # noqa: E402
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator  # noqa: E402
+from torchmdnet2.adapters.openmm import create_force  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", ["vacuum", "orthorhombic", "triclinic"])
@@ -37,6 +38,12 @@ def test_equals_potential_and_ase(potential, model_file, kind, platform):
     scale = np.abs(forces).max()
     np.testing.assert_allclose(forces, calc.get_property("forces", atoms) * KJ_MOL * 10, atol=tolerance * scale)
     assert scale > 10
+
+
+@pytest.mark.parametrize("name", ["periodic", "isolated"])
+def test_flags_of_a_force(model_file, name):
+    with pytest.raises(ValueError, match=f"{name} must be None, True or False, got 'no'"):
+        create_force(model_file, topology_of(ethanol()), **{name: "no"})
 
 
 def test_float32_network(potential, model_file):

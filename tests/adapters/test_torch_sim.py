@@ -49,6 +49,15 @@ def test_equals_the_potential(metals, tmp_path):
     assert float(output["forces"].abs().max()) > 1e-3 and float(output["stress"].abs().max()) > 1e-4
 
 
+@pytest.mark.parametrize("name", ["isolated", "compute_forces", "compute_stress"])
+def test_flags(metals, name):
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got 'no'"):
+        TorchMDNet2Model(metals, **{name: "no"})
+    if name != "isolated":
+        with pytest.raises(ValueError, match=f"{name} must be True or False, got 'no'"):
+            setattr(TorchMDNet2Model(metals), name, "no")
+
+
 def test_charge_of_the_state(metals):
     water = [molecule("H2O"), molecule("H2O")]
     for atoms, charge in zip(water, (0, 1), strict=True):

@@ -19,6 +19,7 @@ from ..evaluator import Evaluator, Precision
 from ..potential.cells import require_cells
 from ..potential.novelty import Watch
 from ..potential.potential import SYMBOLS, Potential
+from ..potential.refusals import require_flag
 from ..units import KJ_MOL
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .isolated import made_whole
@@ -179,8 +180,11 @@ def create_force(
             differs from the given charge.
         UntrainedCharge: the model does not know the charge.
         ValueError: charge or spin is not a whole number, the model does not know the spin, the device, dtype or
-            precision cannot be used, or `coulomb` has no effect.
+            precision cannot be used, `coulomb` has no effect, or periodic or isolated is not True, False or None.
     """
+    for name, value in (("periodic", periodic), ("isolated", isolated)):
+        if value is not None:
+            require_flag(value, name, "None, ")
     everyone = list(topology.atoms())
     chosen = list(range(len(everyone))) if atoms is None else indices_of(atoms, len(everyone))
     if not chosen:

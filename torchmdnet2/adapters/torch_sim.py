@@ -15,6 +15,7 @@ from ..core.stated_words import kind_of
 from ..errors import BadData, needs_extra
 from ..evaluator import Evaluator, Precision
 from ..potential.potential import Potential
+from ..potential.refusals import require_flag
 from ..system import System
 from .isolated import isolate
 from .model import open_model
@@ -70,10 +71,11 @@ class TorchMDNet2Model(ModelInterface):
         precision: Precision = "native",
     ):
         super().__init__()
-        self.isolated = isolated
+        self.isolated = require_flag(isolated, "isolated")
         self.potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
         self._device, self._dtype = self.potential.device, self.potential.dtype
-        self._compute_forces, self._compute_stress = compute_forces, compute_stress
+        self._compute_forces = require_flag(compute_forces, "compute_forces")
+        self._compute_stress = require_flag(compute_stress, "compute_stress")
         self._evaluator = Evaluator(self.potential, precision)
         self._known: tuple[Any, ...] = ()
         self._template: System | None = None
@@ -81,11 +83,11 @@ class TorchMDNet2Model(ModelInterface):
 
     @ModelInterface.compute_forces.setter  # type: ignore[attr-defined]
     def compute_forces(self, value: bool) -> None:
-        self._compute_forces = value
+        self._compute_forces = require_flag(value, "compute_forces")
 
     @ModelInterface.compute_stress.setter  # type: ignore[attr-defined]
     def compute_stress(self, value: bool) -> None:
-        self._compute_stress = value
+        self._compute_stress = require_flag(value, "compute_stress")
 
     def forward(self, state: SimState, **kwargs: Any) -> dict[str, Tensor]:
         """Return energies and, if enabled, forces and stress of all structures; the state stays unchanged.
