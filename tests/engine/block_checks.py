@@ -223,7 +223,7 @@ def test_the_first_use_is_checked(monkeypatch):
     Evaluator(potential, block_atoms=8)(system)
     assert compared == [2]
     monkeypatch.setattr(blocks.BlockStep, "_add_block", lambda *given: None)
-    with pytest.raises(RuntimeError, match="the kernels do not agree with the reference in float64"):
+    with pytest.raises(RuntimeError, match="the fused path does not agree with the reference in float64"):
         Evaluator(potential, block_atoms=8)(system)
 
 

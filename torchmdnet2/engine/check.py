@@ -202,7 +202,7 @@ def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> N
     difference = float((ours - reference).abs().max()) if ours.numel() else 0.0
     if not difference <= bound:
         raise RuntimeError(
-            f"the kernels do not agree with the reference in float64: {name}, differs by {difference:.3g} "
+            f"the fused path does not agree with the reference in float64: {name}, differs by {difference:.3g} "
             f"(allowed {bound:.3g}). No result is returned; please report this, and use the Potential meanwhile"
         )
 
