@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,10 +130,8 @@ class ArrayEvaluator:
         Raises:
             ValueError, UnknownElement: as the Potential; ValueError if a result is not finite.
         """
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                values = self._evaluate(structure, stress)
-        else:
+        # PyTorch's context takes a part of the step of a small molecule
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             values = self._evaluate(structure, stress)
         return self._complete(_one(values, 0, slice(None)), structure)
 
