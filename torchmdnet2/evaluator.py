@@ -61,9 +61,9 @@ class Evaluator:
             in place (optimizers, `load_state_dict`); call `refresh()` after replacing parameters or priors, or
             changing them through `.data`, which PyTorch does not count.
         precision: "native": the precision of the potential (float32 at least; "float32" means the same);
-            "mixed": on a GPU, what TensorNet's layers exchange in float16, sums
-            in float32, with expected errors of the forces near 1e-4 of the largest; "tf32": matrix products of the
-            fused kernels in TF32; "float64": a float64 copy of the potential.
+            "mixed": on a GPU, what TensorNet's layers exchange in float16, sums in float32, with expected errors of the
+            forces near 1e-4 of the largest; "tf32": matrix products of the fused kernels in TF32; "float64": a float64
+            copy of the potential.
         graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (5,000 for
             potentials without fused kernels; above, launch overhead is negligible); True always; False never.
         stress: compute the stress in every call.
