@@ -622,8 +622,8 @@ class FusedTensorNet(FeatureNetwork):
             return
         grid, walk = self._message(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
-            *edges[:3], b.segment, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.mixed, b.edge_slope,
-            b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
+            edges.row_ptr, edges.vectors, b.segment, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.mixed,
+            b.edge_slope, b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
         )  # fmt: skip
 
     # --- the embedding by elements --------------------------------------------------------------------------------
@@ -667,7 +667,7 @@ class FusedTensorNet(FeatureNetwork):
         assert w.embedding_by_elements is not None
         table = w.embedding_by_elements[0]
         _, maps_t, precision = self._element_maps
-        place, elements = w.places_of(tiles.elements)
+        _, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_edges, tiles.element_gradient
         # G of all atoms takes B·R ≤ F columns (`shapes_for`), and X⁰ was read for the last time for dX⁰
         message.element_gradient_kernel[(-(-n // block.rows) * len(elements),)](
@@ -676,7 +676,7 @@ class FusedTensorNet(FeatureNetwork):
             **self._by_elements(tiles, block),
         )  # fmt: skip
         message.element_edges_kernel[(-(-n // walk.atoms),)](
-            *edges[:3], b.segment, atoms.z, place, table, b.x0, b.edge_slope, b.edge_turn, n, B=len(elements),
+            edges.row_ptr, edges.vectors, b.segment, table, b.x0, b.edge_slope, b.edge_turn, n, B=len(elements),
             BR=walk.atoms, BE=walk.edges, LANES=walk.lanes, **self._by_elements(tiles, walk),
         )  # fmt: skip
 

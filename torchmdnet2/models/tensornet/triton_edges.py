@@ -96,14 +96,24 @@ def first_edge(row_ptr, num_atoms, BR: tl.constexpr, BE: tl.constexpr):
 
 
 @triton.jit
-def pack_segment(k, t):
-    """Knot and distance from it in 64 bits, which are read at once."""
-    return (k.to(tl.int64) << 32) | (t.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+def pack_segment(kind, k, t):
+    """Kind of the sender, knot, and distance from the knot in 64 bits, which are read at once: 16, 16, 32.
+
+    The kind is the atomic number, or the element's place in the embedding by elements.
+    """
+    return (((kind << 16) | k).to(tl.int64) << 32) | (t.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
 def unpack_segment(s):
-    return (s >> 32).to(tl.int32), s.to(tl.int32).to(tl.float32, bitcast=True)
+    """Knot and distance from it."""
+    return (s >> 32).to(tl.int32) & 0xFFFF, s.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def kind_of(s):
+    """Kind of the sender."""
+    return (s >> 48).to(tl.int32)
 
 
 @triton.jit
@@ -156,11 +166,26 @@ def store_sums(out, x, mask, BR: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
-def direction(vec, e, mask):
-    """Components of vec/|vec| of edges e, 0 where the length is 0; and the length."""
+def vector(vec, e, mask):
+    """Components of edges e, Å."""
     x = tl.load(vec + e * 3, mask, other=1.0)
     y = tl.load(vec + e * 3 + 1, mask, other=0.0)
     z = tl.load(vec + e * 3 + 2, mask, other=0.0)
+    return x, y, z
+
+
+@triton.jit
+def vector_early(vec, e, mask):
+    """`vector` past the L1 cache, for what is read before `after_previous` (triton_launch.py)."""
+    x = tl.load(vec + e * 3, mask, other=1.0, cache_modifier=".cg")
+    y = tl.load(vec + e * 3 + 1, mask, other=0.0, cache_modifier=".cg")
+    z = tl.load(vec + e * 3 + 2, mask, other=0.0, cache_modifier=".cg")
+    return x, y, z
+
+
+@triton.jit
+def direction(x, y, z):
+    """Components of a vector over its length, 0 where that is 0; and the length."""
     square = x * x + y * y + z * z
     inverse = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
     return x * inverse, y * inverse, z * inverse, tl.sqrt(square)
@@ -196,16 +221,26 @@ def embedding_kernel(
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
     x0 = tl.zeros([BR * BE, BF], tl.float32)
     x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
+    # sender and vector of an edge are read two steps ahead, what depends on them one step ahead
+    j = tl.load(sender + e, e < end, other=0)
+    vx, vy, vz = vector(vec, e, e < end)
+    zj = tl.load(z + j, e < end, other=0)
+    ux, uy, uz, d = direction(vx, vy, vz)
+    k, t = place_of(d, knots, decay, scale, KNOTS)
+    j = tl.load(sender + e + BE, e + BE < end, other=0)
+    vx, vy, vz = vector(vec, e + BE, e + BE < end)
     for _ in range(0, steps):
         mask = e < end
-        j = tl.load(sender + e, mask, other=0)
-        ux, uy, uz, d = direction(vec, e, mask)
-        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
-        k, t = place_of(d, knots, decay, scale, KNOTS)
         once = mask & (tl.zeros_like(k) + tl.program_id(1) == 0)
-        tl.store(segment_out + e, pack_segment(k, t), once)
+        tl.store(segment_out + e, pack_segment(zj, k, t), once)
         p = segments(table, k, c, F)
-        zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
+        zz = z_here + tl.load(z_sender + zj * F + c)
+        zj = tl.load(z + j, e + BE < end, other=0)
+        next_x, next_y, next_z, d = direction(vx, vy, vz)
+        k, next_t = place_of(d, knots, decay, scale, KNOTS)
+        j = tl.load(sender + e + 2 * BE, e + 2 * BE < end, other=0)
+        vx, vy, vz = vector(vec, e + 2 * BE, e + 2 * BE < end)
+        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
         f1, f2, f3 = zz * value_at(p, 0, t, mask, F), zz * value_at(p, 1, t, mask, F), zz * value_at(p, 2, t, mask, F)
         x0 += f1
         x1 += uz * f2
@@ -217,6 +252,7 @@ def embedding_kernel(
         x7 += (uy * uy - third) * f3
         x8 += uy * uz * f3
         e += BE
+        ux, uy, uz, t = next_x, next_y, next_z, next_t
     before_next(PDL)
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     ok = row < num_atoms
@@ -363,7 +399,7 @@ def message_backward_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def embedding_backward_kernel(
-    row_ptr, sender, vec, segment, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
+    row_ptr, vec, segment, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -378,17 +414,21 @@ def embedding_backward_kernel(
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
     own = dx + row.to(tl.int64) * (9 * F) + c
-    j, k, t = edge_early(sender, segment, e, e < end)
+    # the next edges are read while these are worked on
+    s = tl.load(segment + e, e < end, other=0, cache_modifier=".cg")
+    vx, vy, vz = vector_early(vec, e, e < end)
     after_previous(PDL)
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, row < num_atoms, F)
     slope_out = edge_slope + tl.program_id(1).to(tl.int64) * capacity
     turn_out = edge_turn + tl.program_id(1).to(tl.int64) * capacity * 3
     for _ in range(0, steps):
         mask = e < end
-        ux, uy, uz, _d = direction(vec, e, mask)
+        k, t = unpack_segment(s)
         p = segments(table, k, c, F)
-        zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
-        j, k, t_next = edge(sender, segment, e + BE, e + BE < end)
+        zz = z_here + tl.load(z_sender + kind_of(s) * F + c)
+        ux, uy, uz, _d = direction(vx, vy, vz)
+        s = tl.load(segment + e + BE, e + BE < end, other=0)
+        vx, vy, vz = vector(vec, e + BE, e + BE < end)
         _f1, slope_g = value_and_slope(p, 0, t, mask, F)
         radial = slope_g * g0
         f2, slope_g = value_and_slope(p, 1, t, mask, F)
@@ -413,7 +453,6 @@ def embedding_backward_kernel(
         store_sums(turn_out + e * 3 + 1, turn_y, mask, BR, LANES)
         store_sums(turn_out + e * 3 + 2, turn_z, mask, BR, LANES)
         e += BE
-        t = t_next
     before_next(PDL)
 
 
@@ -444,15 +483,24 @@ def element_sums_kernel(
     c = tl.arange(0, W)[None, :]
     x0 = tl.zeros([BR * BE, W], tl.float32)
     x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
+    # as in `embedding_kernel`
+    j = tl.load(sender + e, e < end, other=0)
+    vx, vy, vz = vector(vec, e, e < end)
+    element = tl.load(place + tl.load(z + j, e < end, other=0))
+    ux, uy, uz, d = direction(vx, vy, vz)
+    k, t = place_of(d, knots, decay, scale, KNOTS)
+    j = tl.load(sender + e + BE, e + BE < end, other=0)
+    vx, vy, vz = vector(vec, e + BE, e + BE < end)
     for _ in range(0, steps):
         mask = e < end
-        j = tl.load(sender + e, mask, other=0)
-        element = tl.load(place + tl.load(z + j, mask, other=0))
-        ux, uy, uz, d = direction(vec, e, mask)
+        zj = tl.load(z + j, e + BE < end, other=0)
+        next_x, next_y, next_z, d = direction(vx, vy, vz)
+        next_k, next_t = place_of(d, knots, decay, scale, KNOTS)
+        j = tl.load(sender + e + 2 * BE, e + 2 * BE < end, other=0)
+        vx, vy, vz = vector(vec, e + 2 * BE, e + 2 * BE < end)
         third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
-        k, t = place_of(d, knots, decay, scale, KNOTS)
-        tl.store(segment_out + e, pack_segment(k, t), mask)
         f = value_at(segments(table, k, c % R, R, 1), 0, t, mask, R, 1)
+        tl.store(segment_out + e, pack_segment(element, k, t), mask)
         f = tl.where(element == c // R, f, 0.0)
         x0 += f
         x1 += uz * f
@@ -464,6 +512,8 @@ def element_sums_kernel(
         x7 += (uy * uy - third) * f
         x8 += uy * uz * f
         e += BE
+        element = tl.load(place + zj)
+        ux, uy, uz, k, t = next_x, next_y, next_z, next_k, next_t
     before_next(PDL)
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     x0, x1, x2, x3, x4, x5, x6, x7, x8 = sum_lanes(x0, x1, x2, x3, x4, x5, x6, x7, x8, BR, BE, W)
@@ -560,23 +610,25 @@ def element_gradient_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def element_edges_kernel(
-    row_ptr, sender, vec, segment, z, place, table, gradient, edge_slope, edge_turn, num_atoms,
+    row_ptr, vec, segment, table, gradient, edge_slope, edge_turn, num_atoms,
     R: tl.constexpr, B: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write, for each edge, dE/d|vec| [E] and dE/du [E, 3] from G."""
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = tl.arange(0, R)[None, :]
-    j, k, t = edge_early(sender, segment, e, e < end)
+    s = tl.load(segment + e, e < end, other=0, cache_modifier=".cg")
+    vx, vy, vz = vector_early(vec, e, e < end)
     after_previous(PDL)
     for _ in range(0, steps):
         mask = e < end
-        element = tl.load(place + tl.load(z + j, mask, other=0))
         # of this row, the block of the sender's element: the only one that the edge was summed into
-        own = gradient + (row.to(tl.int64) * B + element) * (9 * R) + c
+        own = gradient + (row.to(tl.int64) * B + kind_of(s)) * (9 * R) + c
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, mask, R)
-        ux, uy, uz, _d = direction(vec, e, mask)
+        ux, uy, uz, _d = direction(vx, vy, vz)
+        k, t = unpack_segment(s)
         f, slope_f = value_and_slope(segments(table, k, c, R, 1), 0, t, mask, R, 1)
-        j, k, t = edge(sender, segment, e + BE, e + BE < end)
+        s = tl.load(segment + e + BE, e + BE < end, other=0)
+        vx, vy, vz = vector(vec, e + BE, e + BE < end)
         wx = ux * g4 + uy * g5 + uz * g6
         wy = ux * g5 + uy * g7 + uz * g8
         wz = ux * g6 + uy * g8
