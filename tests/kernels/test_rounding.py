@@ -70,8 +70,8 @@ def test_products_do_not_shrink(num_atoms, name):
     if name != "readout":
         assert shrinking(block.depth, True) < 1.2e-7
     if name == "readout" or block.rows >= 16:  # also where the weights do not fit in halves
-        net = SimpleNamespace(
-            weights=SimpleNamespace(channels=128), precision="tf32x3", launch_options=lambda tiles: {}
-        )
-        constants = FusedTensorNet._product(net, num_atoms, 128, tiles, block)[1]
+        net = FusedTensorNet.__new__(FusedTensorNet)
+        net.weights, net.can_overlap = SimpleNamespace(channels=128), False
+        net.precision = net.field_precision = net.layer_precision = "tf32x3"
+        constants = net._product(num_atoms, 128, tiles, name)[1]
         assert constants["PREC"] == "tf32x3" and shrinking(constants["BK"], False) < 1.2e-7

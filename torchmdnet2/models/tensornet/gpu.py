@@ -41,6 +41,8 @@ __all__ = [
 ]  # fmt: skip
 
 
+_HALVES = "fp16x3", "words"  # products whose weights are in halves
+_OF_LAYERS = "mix", "update", "gradient_product", "gradient_mix"
 _PARTS = 512, 4096  # of up to 16,384 atoms and of more
 
 
@@ -264,8 +266,9 @@ class Buffers:
 
     Some gradients take the place of what they are the gradient of, or of what is read for the last time by the program
     that writes them: g that of the last x, dd of the last d, dgate of gate, dhidden of active, and dY of each m. dX⁰
-    replaces mix(X⁰) in mixed. In the embedding by elements the sums S are in mixed before that, and the gradient of S
-    is in x0 after it. dm holds P/(‖P‖²+1) in the forward pass.
+    replaces mix(X⁰) in mixed. What only a product reads is in words of two halves (triton_algebra.py) where that has 8
+    rows or more: P, dD, dY when it is complete, and the gradient of mix(X⁰). In the embedding by elements the sums S
+    are in mixed before that, and the gradient of S is in x0 after it. dm holds P/(‖P‖²+1) in the forward pass.
     """
 
     x0: Tensor
@@ -317,11 +320,13 @@ class FusedTensorNet(FeatureNetwork):
     Attributes:
         field_precision: of products of the embedding and the scalar networks, "fp16x3" where weights are in halves
             (triton_products.py); layer_precision: of products of the interactions.
+        reads_words: products that are the only readers of their field: P, dD, dY, and the gradient of mix(X⁰).
         unit: unit of energies and their gradients in eV, a power of two. It keeps gradients near 1 for any scale of
             the energy, since numbers in half precision (triton_products.py) have a limited range.
     """
 
     _linear: Tensor | None = None
+    reads_words: tuple[str, ...] = ("update", "gradient_product", "gradient_mix", "gradient_embedding")
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
@@ -478,17 +483,17 @@ class FusedTensorNet(FeatureNetwork):
             )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
-        grid, block = self._product(n, 2 * f, tiles, tiles.hidden, self.field_precision)
+        grid, block = self._product(n, 2 * f, tiles, "hidden")
         packed = self._packed(block)
         scalar.hidden_kernel[grid](
             b.norm, gamma, beta, _pick(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
             eps, LOG=w.log_norm, **block,
         )  # fmt: skip
         if not tiles.embedding_mix.at_once:
-            grid, block = self._product(n, 3 * f, tiles, tiles.gate, self.field_precision)
+            grid, block = self._product(n, 3 * f, tiles, "gate")
             packed = self._packed(block)
             scalar.gate_kernel[grid](b.active, _pick(block, w2, packed.gate[0]), b2, b.gate, n, **block)
-        grid, block = self._product(n, f, tiles, tiles.embedding_mix, self.field_precision)
+        grid, block = self._product(n, f, tiles, "embedding_mix")
         packed = self._packed(block)
         node.embedding_mix_kernel[grid](
             b.x0, _pick(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _pick(block, w2, packed.gate[0]),
@@ -497,7 +502,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _mix(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._senders(atoms, k)
-        grid, block = self._product(n, w.channels, tiles, tiles.mix, self.layer_precision)
+        grid, block = self._product(n, w.channels, tiles, "mix")
         packed = self._packed(block)
         node.mix_kernel[grid](b.x[k], _pick(block, self._mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
 
@@ -507,13 +512,13 @@ class FusedTensorNet(FeatureNetwork):
         grid, walk = self._message(n, tiles, tiles.interaction)
         message.interaction_kernel[grid](
             edges.row_ptr, edges.sender, b.segment, w.layer_tables[k], w.layer_self[k], b.y[k],
-            self._factor(b, atoms), b.m[k], b.dm, n, O3=w.is_o3, **walk,
+            self._factor(b, atoms), b.m[k], b.dm, n, O3=w.is_o3, WORDS=self._in_words(tiles, "update"), **walk,
         )  # fmt: skip
 
     def _update(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._receivers(atoms, k)
         last = k + 1 == w.num_layers
-        grid, block = self._product(n, w.channels, tiles, tiles.update, self.layer_precision)
+        grid, block = self._product(n, w.channels, tiles, "update")
         packed = self._packed(block)
         node.update_kernel[grid](
             b.dm, _pick(block, self._mix_out[k][0], packed.mix_out[k][0]), b.x[k], self._factor(b, atoms), b.d[k],
@@ -526,7 +531,7 @@ class FusedTensorNet(FeatureNetwork):
         f = w.channels
         gamma, beta, eps = w.out_norm
         w1, b1 = w.readout[:2]
-        grid, block = self._product(n, f, tiles, tiles.readout_hidden, self.field_precision)
+        grid, block = self._product(n, f, tiles, "readout_hidden")
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
             b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
@@ -550,7 +555,7 @@ class FusedTensorNet(FeatureNetwork):
         """Compute values [N] of a network of the features, and their gradient [N, F] in what the features are silu
         of."""
         f = self.weights.channels
-        grid, block = self._product(num_atoms, f, tiles, tiles.readout)
+        grid, block = self._product(num_atoms, f, tiles, "readout")
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
             b.readout, b.readout_active, _pick(block, net.first, net.packed), net.first_bias, net.last, net.last_bias,
@@ -561,17 +566,17 @@ class FusedTensorNet(FeatureNetwork):
 
     def _read_out_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n = self.weights, atoms.within(0)
-        grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient, self.field_precision)
+        grid, block = self._product(n, w.channels, tiles, "readout_gradient")
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
             b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
             *w.readout_sums, b.x[-1], b.d[-1], self._factor(b, atoms), b.g, b.dd, n, w.out_norm[2], LOG=w.log_norm,
-            **self._linear_slope(w.num_layers), **block,
+            WORDS=self._in_words(tiles, "gradient_product"), **self._linear_slope(w.num_layers), **block,
         )  # fmt: skip
 
     def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._receivers(atoms, k)
-        grid, block = self._product(n, w.channels, tiles, tiles.gradient_product, self.layer_precision)
+        grid, block = self._product(n, w.channels, tiles, "gradient_product")
         packed = self._packed(block)
         node.gradient_product_kernel[grid](
             b.dd, _pick(block, self._mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], self._factor(b, atoms), b.dm,
@@ -585,17 +590,19 @@ class FusedTensorNet(FeatureNetwork):
         # m holds dY, to which this adds
         message.message_backward_kernel[grid](
             edges.row_ptr, edges.sender, b.segment, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.m[k],
-            b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
+            b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes,
+            WORDS=self._in_words(tiles, "gradient_mix"), **walk,
         )  # fmt: skip
 
     def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, self._senders(atoms, k)
-        grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix, self.layer_precision)
+        grid, block = self._product(n, w.channels, tiles, "gradient_mix")
         packed = self._packed(block)
+        reader = "gradient_product" if k else "gradient_embedding"
         node.gradient_mix_kernel[grid](
             b.m[k], _pick(block, self._mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
             self._factor(b, atoms), b.g, b.dd if k else self._of_embedding(b), b.mixed, b.gate, b.dgate, n,
-            atoms.within(0), FIRST=k == 0, **self._linear_slope(k), **block,
+            atoms.within(0), FIRST=k == 0, WORDS=self._in_words(tiles, reader), **self._linear_slope(k), **block,
         )  # fmt: skip
 
     def _of_embedding(self, b: Any) -> Tensor:
@@ -606,11 +613,11 @@ class FusedTensorNet(FeatureNetwork):
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
         w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
         f = w.channels
-        grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward, self.field_precision)
+        grid, block = self._product(n, 2 * f, tiles, "gate_backward")
         w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
         # of the gate first: dX⁰ is the sum of both ways back, by mix(X⁰) and by the norms that the gate reads
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
-        grid, block = self._product(n, f, tiles, tiles.gradient_embedding, self.field_precision)
+        grid, block = self._product(n, f, tiles, "gradient_embedding")
         packed = self._packed(block)
         node.gradient_embedding_kernel[grid](
             self._of_embedding(b), _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
@@ -707,6 +714,18 @@ class FusedTensorNet(FeatureNetwork):
 
     # --- what kernels are launched with --------------------------------------------------------------------------
 
+    def _precision(self, name: str) -> str:
+        """Return the precision of a product, by its name in `Tiles`, for factors in float32."""
+        if name == "readout":
+            return self.precision
+        return self.layer_precision if name in _OF_LAYERS else self.field_precision
+
+    def _in_words(self, tiles: Tiles, reader: str) -> bool:
+        """Return whether the field that this product reads is written in words (`in_words`, triton_algebra.py)."""
+        if reader not in self.reads_words or self._precision(reader) != "fp16x3":
+            return False
+        return bool(getattr(tiles, reader).rows >= 8)
+
     @cached_property
     def _split(self) -> SplitWeights:
         return SplitWeights(self.weights)
@@ -717,7 +736,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _packed(self, block: dict[str, Any]) -> PackedWeights | SplitWeights | HalfWeights:
         """Return the packed weights for kernels of these blocks."""
-        if block["PREC"] == "fp16x3" and block["BM"] >= 16:
+        if block["PREC"] in _HALVES and block["BM"] >= 16:
             return self._halves
         return self._split if block["BM"] == 8 else self.packed
 
@@ -730,12 +749,10 @@ class FusedTensorNet(FeatureNetwork):
         }  # fmt: skip
         return (-(-n // walk.atoms), f // walk.channels), constants
 
-    def _product(
-        self, n: int, columns: int, tiles: Tiles, block: Block, precision: str = ""
-    ) -> tuple[tuple[int, int], dict[str, Any]]:
-        """Return grid and constants of a product kernel with this many columns in all; "": the precision of the
-        network."""
-        precision, depth = precision or self.precision, block.depth
+    def _product(self, n: int, columns: int, tiles: Tiles, name: str) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Return grid and constants of a product kernel, by its name in `Tiles`, with this many columns in all."""
+        block: Block = getattr(tiles, name)
+        precision, depth = "words" if self._in_words(tiles, name) else self._precision(name), block.depth
         if precision == "tf32x3" and block.rows >= 16:
             depth = min(depth, 32)  # Tensor Cores round sums towards zero, and longer ones shift energies
         constants = {
@@ -756,7 +773,7 @@ def power_of_two(largest: float) -> float:
 
 def _pick(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
     """Return the weights in the layout that kernels of these blocks take (triton_atoms.py)."""
-    return packed if block["BM"] < 16 or block["PREC"] == "fp16x3" else plain
+    return packed if block["BM"] < 16 or block["PREC"] in _HALVES else plain
 
 
 # --- TensorNet or TensorNet2 on kernels with the head `charges` of models/heads.py, on the features ---

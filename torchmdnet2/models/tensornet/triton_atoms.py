@@ -6,8 +6,9 @@ gates, tensor products, their gradients) are applied to the result of the produc
 From 16 atoms per program on, the three maps of I, A and S run on Tensor Cores, BK of K at a time. With 8 atoms they run
 on Tensor Cores in split fp16, in KS parts of K, with fewer on CUDA cores (triton_products.py). Kernels that take all of
 K at once read their weights, which the previous kernel does not write, before that kernel has ended (triton_launch.py).
-PREC is the precision on Tensor Cores from 16 atoms on: "tf32x3" is as accurate as float32, "tf32" faster, "ieee" uses
-CUDA cores. "fp16" rounds both factors to half precision, with 8 atoms too.
+PREC is the precision on Tensor Cores from 16 atoms on: "fp16x3" and "tf32x3" are as accurate as float32, "tf32" faster,
+"ieee" uses CUDA cores. "fp16" rounds both factors to half precision, with 8 atoms too. "words" is "fp16x3" for a field
+that was written in words of two halves (`in_words`), as kernels with WORDS write what only products read.
 
 Shapes: N atoms, F channels. Fields are [N, 9, F]. Mixing weights W [3, F, F] are applied as X_part @ W[part]; they are
 packed as [3, F/4, F, 4] for fewer than 8 atoms and as [3, 2, F/16, F/16, 8, 4, 8] for 8.
@@ -30,6 +31,7 @@ from .triton_algebra import (
     square,
     squared_norm,
     store9,
+    store9_words,
 )
 from .triton_products import (
     add_dense,
@@ -84,7 +86,7 @@ def mix9(
             b = w + k[:, None] * F + cols[None, :]
             wi, wa, ws = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
             vi, va, vs = wi, wa, ws
-            if PREC == "fp16x3":
+            if PREC == "fp16x3" or PREC == "words":
                 b += 3 * F * F
                 vi, va, vs = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
             y0 = dot_halves(tl.load(a, m, other=0.0), wi, vi, y0, PREC)
@@ -263,7 +265,7 @@ def gradient_product_kernel(
 @triton.jit(do_not_specialize=["num_atoms", "num_linear"])
 def gradient_mix_kernel(
     dy, w, g, x, inverse, d_before, charge_factor, g_out, dd_out, mixed, gate, dgate_out, num_atoms, num_linear, linear,
-    FIRST: tl.constexpr, LINEAR: tl.constexpr,
+    FIRST: tl.constexpr, LINEAR: tl.constexpr, WORDS: tl.constexpr,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -319,14 +321,16 @@ def gradient_mix_kernel(
         inner = g4 * d4 + g5 * d5 + g6 * d6 + g7 * d7 + g8 * d8
         tl.store(dgate_out + h + 2 * F, silu_slope(hs) * inner, m)
         gi, ga, gs = silu(hi), silu(ha), silu(hs)
-        store9(dd_out + at, m, F, g0 * gi, g1 * ga, g2 * ga, g3 * ga, g4 * gs, g5 * gs, g6 * gs, g7 * gs, g8 * gs)
+        g0, g1, g2, g3, g4 = g0 * gi, g1 * ga, g2 * ga, g3 * ga, g4 * gs
+        g5, g6, g7, g8 = g5 * gs, g6 * gs, g7 * gs, g8 * gs
+        store9_words(dd_out + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8, WORDS)
     else:
         store9(g_out + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
         # X = x' + D + q D²: dX goes unchanged to x', and through the square to D of the layer before
         e0, e1, e2, e3, e4, e5, e6, e7, e8 = add_square_adjoint(
             q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
         )
-        store9(dd_out + at, m, F, e0, e1, e2, e3, e4, e5, e6, e7, e8)
+        store9_words(dd_out + at, m, F, e0, e1, e2, e3, e4, e5, e6, e7, e8, WORDS)
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
@@ -368,7 +372,8 @@ def gradient_embedding_kernel(
             w_t, w_l = split_weights(w1t, tl.program_id(1) * BN, 0, 2 * F, F, BN, 2 * F // KS, KS)
             t = dense_split(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
         else:
-            t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, PREC), BM, BN)
+            of_floats: tl.constexpr = "fp16x3" if PREC == "words" else PREC
+            t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, of_floats), BM, BN)
         mean, rstd = statistics(norm, rows, ok, eps, F, F, LOG)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x0_field + at, m, F)
     before_next(PDL)
@@ -612,7 +617,7 @@ def linear_energy_kernel(
 def readout_gradient_kernel(
     dhidden, hidden, norms, w1t, gamma, w1_gamma, w1_offset, x, d, charge_factor, g_out, dd_out, num_atoms, eps,
     linear, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr, LOG: tl.constexpr, LINEAR: tl.constexpr, PDL: tl.constexpr,
+    PREC: tl.constexpr, LOG: tl.constexpr, LINEAR: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Gradient g_out [N, 9, F] of the energy in X and dd_out, that in the last D. W1ᵀ [F, 3F].
 
@@ -688,7 +693,7 @@ def readout_gradient_kernel(
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = add_square_adjoint(
         q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
     )
-    store9(dd_out + at9, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
+    store9_words(dd_out + at9, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8, WORDS)
 
 
 # --- Charges of a head on the features, and their gradient. Triton kernels ---

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ...core.triton_launch import after_previous, before_next
 from ...kernels.interfaces import FIXED_POINT
-from .triton_algebra import load9, load9_early, product, squared_norm, store9
+from .triton_algebra import load9, load9_early, product, squared_norm, store9, store9_words
 from .triton_products import add9, dot_halves, log1p, settle
 
 __all__ = [
@@ -271,9 +271,9 @@ def embedding_kernel(
 def interaction_kernel(
     row_ptr, sender, segment, table, self_filter, y, charge_factor, m_out, p_out, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr,
-    PDL: tl.constexpr,
+    WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """M_i = g(0) Y_i + Σ_j g(d_ij) Y_j and P/(‖P‖²+1), P = q (YM + MY) or 2 YM."""
+    """M_i = g(0) Y_i + Σ_j g(d_ij) Y_j and P/(‖P‖²+1), P = q (YM + MY) or 2 YM; that in words where WORDS."""
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     m0 = tl.zeros([BR * BE, BF], tl.float32)
@@ -315,14 +315,15 @@ def interaction_kernel(
         q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, O3
     )
     f = 1.0 / (squared_norm(p0, p1, p2, p3, p4, p5, p6, p7, p8) + 1.0)
-    store9(p_out + at, ok, F, f * p0, f * p1, f * p2, f * p3, f * p4, f * p5, f * p6, f * p7, f * p8)
+    p0, p1, p2, p3, p4, p5, p6, p7, p8 = f * p0, f * p1, f * p2, f * p3, f * p4, f * p5, f * p6, f * p7, f * p8
+    store9_words(p_out + at, ok, F, p0, p1, p2, p3, p4, p5, p6, p7, p8, WORDS)
 
 
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def message_backward_kernel(
     row_ptr, sender, segment, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
-    PDL: tl.constexpr,
+    WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dY_i += g(0) dM_i + Σ_j g(d_ij) dM_j, and for each edge Σ_c g'(d_ij) ⟨dM_j, Y_i⟩ into slope [slices, E].
 
@@ -330,6 +331,8 @@ def message_backward_kernel(
     written at an edge belongs to its reverse; the force kernel pairs both. So only dM_j is read for an edge, never Y_j,
     which halves the gathered bytes. A slice of channels, of one layer, has a row of `slope` to itself: nothing is added
     up between programs, and `edge_gradient` sums the rows in order.
+
+    dY is complete after this; where WORDS, it is written in words, since only `gradient_mix_kernel` reads it.
     """
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
@@ -394,7 +397,9 @@ def message_backward_kernel(
     a5, a6, a7, a8 = a5 + gs * y5, a6 + gs * y6, a7 + gs * y7, a8 + gs * y8
     # dY holds the part through the product (`gradient_product_kernel`); this tile is this program's alone
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dy + at, ok, F)
-    store9(dy + at, ok, F, a0 + y0, a1 + y1, a2 + y2, a3 + y3, a4 + y4, a5 + y5, a6 + y6, a7 + y7, a8 + y8)
+    a0, a1, a2, a3, a4 = a0 + y0, a1 + y1, a2 + y2, a3 + y3, a4 + y4
+    a5, a6, a7, a8 = a5 + y5, a6 + y6, a7 + y7, a8 + y8
+    store9_words(dy + at, ok, F, a0, a1, a2, a3, a4, a5, a6, a7, a8, WORDS)
 
 
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])

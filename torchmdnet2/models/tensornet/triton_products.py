@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ...core.triton_launch import after_previous
+from .triton_algebra import halves
 
 __all__ = [
     "add9", "add_dense", "dense", "dense3_cuda", "dense_cuda", "dense_normed", "dense_split", "dot",
@@ -53,14 +54,14 @@ def dot(a, b, y, PREC: tl.constexpr):
 
 @triton.jit
 def dot_halves(a, w, low, y, PREC: tl.constexpr):
-    """`dot` for weights that are in halves where PREC is "fp16x3": 2048 W = w + low, both of half precision.
+    """`dot` for weights that are in halves: 2048 W = w + low, both of half precision. PREC: "fp16x3" for A in float32,
+    "words" for what `in_words` gives; else plain weights w.
 
     Two float16 numbers hold 22 bits of a float32 number, and take half as many instructions as two of TF32. The factor
-    keeps the lower half of small weights from underflow; that of A gets it here.
+    keeps the lower half of small weights from underflow.
     """
-    if PREC == "fp16x3":
-        high = a.to(tl.float16)
-        rest = ((a - high.to(tl.float32)) * 2048.0).to(tl.float16)
+    if PREC == "fp16x3" or PREC == "words":
+        high, rest = halves(a, PREC)
         # small terms first, and a separate sum for each block, as above
         part = tl.dot(high, low)
         part = tl.dot(rest, w * (1.0 / 2048.0), part)
@@ -375,11 +376,12 @@ def weights_of_warps(w, BK: tl.constexpr):
 
 @triton.jit
 def numbers(
-    a, mean, rows, k0, STRIDE: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr
+    a, mean, rows, k0, STRIDE: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
     """Rows [8] of A [., STRIDE], which must exist: of each part of K, numbers k0 … k0 + BK, as two [P, BK, 8].
 
-    mean [8, 1] is subtracted, or None.
+    mean [8, 1] is subtracted, or None. PREC "words": A is in words.
     """
     G: tl.constexpr = BN // 16
     warp = tl.arange(0, KS * G)[None, None, :, None, None]
@@ -391,9 +393,7 @@ def numbers(
     if mean is not None:
         x -= tl.reshape(mean, (1, 8, 1, 1, 1))
     x = tl.permute(tl.reshape(x, (4, 8, KS * G, BK // 16, 2, 2)), (2, 3, 4, 0, 5, 1))
-    x = tl.reshape(x, (KS * G, BK, 8))
-    high = x.to(tl.float16)
-    return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+    return halves(tl.reshape(x, (KS * G, BK, 8)), PREC)
 
 
 @triton.jit
@@ -430,7 +430,7 @@ def add_dense(
     if y is None:
         y = tl.zeros([KS * BN // 16, 16, 8], tl.float32)
         small = y
-    high, low = numbers(a, mean, rows, 0, STRIDE, K, BN, K // KS, KS)
+    high, low = numbers(a, mean, rows, 0, STRIDE, K, BN, K // KS, KS, "split")
     return add_product(y, small, w_high, w_low, high, low, "split")
 
 
@@ -448,7 +448,7 @@ def mix_split(
     x, w, rows, F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, PREC: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """X @ W by parts for atoms `rows` [8], which must exist: nine [8, BN]. PREC "fp16": not split.
+    """X @ W by parts for atoms `rows` [8], which must exist: nine [8, BN]. PREC "fp16": not split; "words": X in words.
 
     Waits for the kernel before when it has the first weights; PDL 0 when that is done elsewhere.
     """
@@ -464,23 +464,23 @@ def mix_split(
         sh, sl = split_weights(w + 4 * F * F, first, k0, F, F, BN, STEP, KS)
         if k0 == 0:
             after_previous(PDL)
-        high, low = numbers(x, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y0, s0 = add_product(y0, s0, ih, il, high, low, PREC)
-        high, low = numbers(x + F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y1, s1 = add_product(y1, s1, ah, al, high, low, PREC)
-        high, low = numbers(x + 2 * F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + 2 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y2, s2 = add_product(y2, s2, ah, al, high, low, PREC)
-        high, low = numbers(x + 3 * F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + 3 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y3, s3 = add_product(y3, s3, ah, al, high, low, PREC)
-        high, low = numbers(x + 4 * F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + 4 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y4, s4 = add_product(y4, s4, sh, sl, high, low, PREC)
-        high, low = numbers(x + 5 * F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + 5 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y5, s5 = add_product(y5, s5, sh, sl, high, low, PREC)
-        high, low = numbers(x + 6 * F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + 6 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y6, s6 = add_product(y6, s6, sh, sl, high, low, PREC)
-        high, low = numbers(x + 7 * F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + 7 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y7, s7 = add_product(y7, s7, sh, sl, high, low, PREC)
-        high, low = numbers(x + 8 * F, None, rows, k0, ROW, F, BN, STEP, KS)
+        high, low = numbers(x + 8 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
         y8, s8 = add_product(y8, s8, sh, sl, high, low, PREC)
     return (
         sum_split(y0, s0, BN, KS), sum_split(y1, s1, BN, KS), sum_split(y2, s2, BN, KS), sum_split(y3, s3, BN, KS),

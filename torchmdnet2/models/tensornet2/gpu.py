@@ -142,6 +142,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
     """Runs a frozen TensorNet2 over CSR rows. Arguments as of FusedTensorNet."""
 
     weights: FrozenTensorNet2
+    reads_words = ()  # gradients of the charges are added to these fields
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """Return the total charge itself."""
