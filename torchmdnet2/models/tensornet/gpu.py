@@ -227,10 +227,10 @@ _THOUSANDS = Tiles(
     readout_gradient=_WIDE_SPLIT,
     embedding_mix=Block(16, 32, 32, 2, 2),
     mix=Block(16, 64, 32, 4, 2),
-    update=_WIDE_SPLIT,
-    gradient_product=_WIDE_SPLIT,
-    gradient_mix=_WIDE_SPLIT,
-    gradient_embedding=_WIDE_SPLIT,
+    update=Block(16, 32, 64, 4, 2),
+    gradient_product=Block(16, 32, 32, 4, 3),
+    gradient_mix=Block(16, 32, 32, 4, 3),
+    gradient_embedding=Block(16, 32, 32, 2, 3),
 )
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""
@@ -266,9 +266,9 @@ class Buffers:
 
     Some gradients take the place of what they are the gradient of, or of what is read for the last time by the program
     that writes them: g that of the last x, dd of the last d, dgate of gate, dhidden of active, and dY of each m. dX⁰
-    replaces mix(X⁰) in mixed. What only a product reads is in words of two halves (triton_algebra.py) where that has 8
-    rows or more: P, dD, dY when it is complete, and the gradient of mix(X⁰). In the embedding by elements the sums S
-    are in mixed before that, and the gradient of S is in x0 after it. dm holds P/(‖P‖²+1) in the forward pass.
+    replaces mix(X⁰) in mixed. What only a product reads is in words of two halves (triton_algebra.py) where that has
+    16 rows or more: P, dD, and the gradient of mix(X⁰). In the embedding by elements the sums S are in mixed before
+    that, and the gradient of S is in x0 after it. dm holds P/(‖P‖²+1) in the forward pass.
     """
 
     x0: Tensor
@@ -320,13 +320,13 @@ class FusedTensorNet(FeatureNetwork):
     Attributes:
         field_precision: of products of the embedding and the scalar networks, "fp16x3" where weights are in halves
             (triton_products.py); layer_precision: of products of the interactions.
-        reads_words: products that are the only readers of their field: P, dD, dY, and the gradient of mix(X⁰).
+        reads_words: products that are the only readers of their field: P, dD, and the gradient of mix(X⁰).
         unit: unit of energies and their gradients in eV, a power of two. It keeps gradients near 1 for any scale of
             the energy, since numbers in half precision (triton_products.py) have a limited range.
     """
 
     _linear: Tensor | None = None
-    reads_words: tuple[str, ...] = ("update", "gradient_product", "gradient_mix", "gradient_embedding")
+    reads_words: tuple[str, ...] = ("update", "gradient_product", "gradient_embedding")
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
@@ -590,8 +590,7 @@ class FusedTensorNet(FeatureNetwork):
         # m holds dY, to which this adds
         message.message_backward_kernel[grid](
             edges.row_ptr, edges.sender, b.segment, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.m[k],
-            b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes,
-            WORDS=self._in_words(tiles, "gradient_mix"), **walk,
+            b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
         )  # fmt: skip
 
     def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
@@ -724,7 +723,7 @@ class FusedTensorNet(FeatureNetwork):
         """Return whether the field that this product reads is written in words (`in_words`, triton_algebra.py)."""
         if reader not in self.reads_words or self._precision(reader) != "fp16x3":
             return False
-        return bool(getattr(tiles, reader).rows >= 8)
+        return bool(getattr(tiles, reader).rows >= 16)
 
     @cached_property
     def _split(self) -> SplitWeights:

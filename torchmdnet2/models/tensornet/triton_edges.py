@@ -185,10 +185,10 @@ def vector_early(vec, e, mask):
 
 @triton.jit
 def direction(x, y, z):
-    """Components of a vector over its length, 0 where that is 0; and the length."""
+    """Components of a vector over its length, 0 where that is 0."""
     square = x * x + y * y + z * z
     inverse = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
-    return x * inverse, y * inverse, z * inverse, tl.sqrt(square)
+    return x * inverse, y * inverse, z * inverse
 
 
 @triton.jit
@@ -200,6 +200,27 @@ def place_of(d, knots, decay, scale, KNOTS: tl.constexpr):
     k = (scale * (1.0 - tl.exp(-decay * d))).to(tl.int32)
     k = tl.minimum(tl.maximum(k, 0), KNOTS - 2)
     return k, d - tl.load(knots + k)
+
+
+@triton.jit
+def write_places(
+    row_ptr, sender, vec, knots, segment, z, place, num_atoms, decay, scale, KNOTS: tl.constexpr, BR: tl.constexpr
+):  # fmt: skip
+    """Write `pack_segment` of the edges of this program's rows, a thread for each edge; kinds are z, or place of z.
+
+    Other programs of these rows, for other channels, write the same, so that none waits for another.
+    """
+    _row, e, end, steps = first_edge(row_ptr, num_atoms, BR, 32)
+    for _ in range(0, steps):
+        mask = e < end
+        kind = tl.load(z + tl.load(sender + e, mask, other=0), mask, other=0)
+        if place is not None:
+            kind = tl.load(place + kind)
+        x, y, w = vector(vec, e, mask)
+        k, t = place_of(tl.sqrt(x * x + y * y + w * w), knots, decay, scale, KNOTS)
+        tl.store(segment + e, pack_segment(kind, k, t), mask)
+        e += 32
+    tl.debug_barrier()  # threads read what others wrote
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
@@ -221,25 +242,18 @@ def embedding_kernel(
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
     x0 = tl.zeros([BR * BE, BF], tl.float32)
     x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
-    # sender and vector of an edge are read two steps ahead, what depends on them one step ahead
-    j = tl.load(sender + e, e < end, other=0)
+    write_places(row_ptr, sender, vec, knots, segment_out, z, None, num_atoms, decay, scale, KNOTS, BR)
+    # the next edges are read while these are worked on
+    s = tl.load(segment_out + e, e < end, other=0)
     vx, vy, vz = vector(vec, e, e < end)
-    zj = tl.load(z + j, e < end, other=0)
-    ux, uy, uz, d = direction(vx, vy, vz)
-    k, t = place_of(d, knots, decay, scale, KNOTS)
-    j = tl.load(sender + e + BE, e + BE < end, other=0)
-    vx, vy, vz = vector(vec, e + BE, e + BE < end)
     for _ in range(0, steps):
         mask = e < end
-        once = mask & (tl.zeros_like(k) + tl.program_id(1) == 0)
-        tl.store(segment_out + e, pack_segment(zj, k, t), once)
+        k, t = unpack_segment(s)
         p = segments(table, k, c, F)
-        zz = z_here + tl.load(z_sender + zj * F + c)
-        zj = tl.load(z + j, e + BE < end, other=0)
-        next_x, next_y, next_z, d = direction(vx, vy, vz)
-        k, next_t = place_of(d, knots, decay, scale, KNOTS)
-        j = tl.load(sender + e + 2 * BE, e + 2 * BE < end, other=0)
-        vx, vy, vz = vector(vec, e + 2 * BE, e + 2 * BE < end)
+        zz = z_here + tl.load(z_sender + kind_of(s) * F + c)
+        ux, uy, uz = direction(vx, vy, vz)
+        s = tl.load(segment_out + e + BE, e + BE < end, other=0)
+        vx, vy, vz = vector(vec, e + BE, e + BE < end)
         third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
         f1, f2, f3 = zz * value_at(p, 0, t, mask, F), zz * value_at(p, 1, t, mask, F), zz * value_at(p, 2, t, mask, F)
         x0 += f1
@@ -252,7 +266,6 @@ def embedding_kernel(
         x7 += (uy * uy - third) * f3
         x8 += uy * uz * f3
         e += BE
-        ux, uy, uz, t = next_x, next_y, next_z, next_t
     before_next(PDL)
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     ok = row < num_atoms
@@ -323,7 +336,7 @@ def interaction_kernel(
 def message_backward_kernel(
     row_ptr, sender, segment, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
-    WORDS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """dY_i += g(0) dM_i + Σ_j g(d_ij) dM_j, and for each edge Σ_c g'(d_ij) ⟨dM_j, Y_i⟩ into slope [slices, E].
 
@@ -331,8 +344,6 @@ def message_backward_kernel(
     written at an edge belongs to its reverse; the force kernel pairs both. So only dM_j is read for an edge, never Y_j,
     which halves the gathered bytes. A slice of channels, of one layer, has a row of `slope` to itself: nothing is added
     up between programs, and `edge_gradient` sums the rows in order.
-
-    dY is complete after this; where WORDS, it is written in words, since only `gradient_mix_kernel` reads it.
     """
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
@@ -397,9 +408,7 @@ def message_backward_kernel(
     a5, a6, a7, a8 = a5 + gs * y5, a6 + gs * y6, a7 + gs * y7, a8 + gs * y8
     # dY holds the part through the product (`gradient_product_kernel`); this tile is this program's alone
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dy + at, ok, F)
-    a0, a1, a2, a3, a4 = a0 + y0, a1 + y1, a2 + y2, a3 + y3, a4 + y4
-    a5, a6, a7, a8 = a5 + y5, a6 + y6, a7 + y7, a8 + y8
-    store9_words(dy + at, ok, F, a0, a1, a2, a3, a4, a5, a6, a7, a8, WORDS)
+    store9(dy + at, ok, F, a0 + y0, a1 + y1, a2 + y2, a3 + y3, a4 + y4, a5 + y5, a6 + y6, a7 + y7, a8 + y8)
 
 
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
@@ -431,7 +440,7 @@ def embedding_backward_kernel(
         k, t = unpack_segment(s)
         p = segments(table, k, c, F)
         zz = z_here + tl.load(z_sender + kind_of(s) * F + c)
-        ux, uy, uz, _d = direction(vx, vy, vz)
+        ux, uy, uz = direction(vx, vy, vz)
         s = tl.load(segment + e + BE, e + BE < end, other=0)
         vx, vy, vz = vector(vec, e + BE, e + BE < end)
         _f1, slope_g = value_and_slope(p, 0, t, mask, F)
@@ -488,24 +497,19 @@ def element_sums_kernel(
     c = tl.arange(0, W)[None, :]
     x0 = tl.zeros([BR * BE, W], tl.float32)
     x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
+    write_places(row_ptr, sender, vec, knots, segment_out, z, place, num_atoms, decay, scale, KNOTS, BR)
     # as in `embedding_kernel`
-    j = tl.load(sender + e, e < end, other=0)
+    s = tl.load(segment_out + e, e < end, other=0)
     vx, vy, vz = vector(vec, e, e < end)
-    element = tl.load(place + tl.load(z + j, e < end, other=0))
-    ux, uy, uz, d = direction(vx, vy, vz)
-    k, t = place_of(d, knots, decay, scale, KNOTS)
-    j = tl.load(sender + e + BE, e + BE < end, other=0)
-    vx, vy, vz = vector(vec, e + BE, e + BE < end)
     for _ in range(0, steps):
         mask = e < end
-        zj = tl.load(z + j, e + BE < end, other=0)
-        next_x, next_y, next_z, d = direction(vx, vy, vz)
-        next_k, next_t = place_of(d, knots, decay, scale, KNOTS)
-        j = tl.load(sender + e + 2 * BE, e + 2 * BE < end, other=0)
-        vx, vy, vz = vector(vec, e + 2 * BE, e + 2 * BE < end)
+        k, t = unpack_segment(s)
+        element = kind_of(s)
+        ux, uy, uz = direction(vx, vy, vz)
+        s = tl.load(segment_out + e + BE, e + BE < end, other=0)
+        vx, vy, vz = vector(vec, e + BE, e + BE < end)
         third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
         f = value_at(segments(table, k, c % R, R, 1), 0, t, mask, R, 1)
-        tl.store(segment_out + e, pack_segment(element, k, t), mask)
         f = tl.where(element == c // R, f, 0.0)
         x0 += f
         x1 += uz * f
@@ -517,8 +521,6 @@ def element_sums_kernel(
         x7 += (uy * uy - third) * f
         x8 += uy * uz * f
         e += BE
-        element = tl.load(place + zj)
-        ux, uy, uz, k, t = next_x, next_y, next_z, next_k, next_t
     before_next(PDL)
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     x0, x1, x2, x3, x4, x5, x6, x7, x8 = sum_lanes(x0, x1, x2, x3, x4, x5, x6, x7, x8, BR, BE, W)
@@ -629,7 +631,7 @@ def element_edges_kernel(
         # of this row, the block of the sender's element: the only one that the edge was summed into
         own = gradient + (row.to(tl.int64) * B + kind_of(s)) * (9 * R) + c
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, mask, R)
-        ux, uy, uz, _d = direction(vx, vy, vz)
+        ux, uy, uz = direction(vx, vy, vz)
         k, t = unpack_segment(s)
         f, slope_f = value_and_slope(segments(table, k, c, R, 1), 0, t, mask, R, 1)
         s = tl.load(segment + e + BE, e + BE < end, other=0)

@@ -376,12 +376,11 @@ def weights_of_warps(w, BK: tl.constexpr):
 
 @triton.jit
 def numbers(
-    a, mean, rows, k0, STRIDE: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr,
+    a, mean, rows, k0, STRIDE: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr
 ):  # fmt: skip
     """Rows [8] of A [., STRIDE], which must exist: of each part of K, numbers k0 … k0 + BK, as two [P, BK, 8].
 
-    mean [8, 1] is subtracted, or None. PREC "words": A is in words.
+    mean [8, 1] is subtracted, or None.
     """
     G: tl.constexpr = BN // 16
     warp = tl.arange(0, KS * G)[None, None, :, None, None]
@@ -393,7 +392,7 @@ def numbers(
     if mean is not None:
         x -= tl.reshape(mean, (1, 8, 1, 1, 1))
     x = tl.permute(tl.reshape(x, (4, 8, KS * G, BK // 16, 2, 2)), (2, 3, 4, 0, 5, 1))
-    return halves(tl.reshape(x, (KS * G, BK, 8)), PREC)
+    return halves(tl.reshape(x, (KS * G, BK, 8)), "fp16x3")
 
 
 @triton.jit
@@ -430,7 +429,7 @@ def add_dense(
     if y is None:
         y = tl.zeros([KS * BN // 16, 16, 8], tl.float32)
         small = y
-    high, low = numbers(a, mean, rows, 0, STRIDE, K, BN, K // KS, KS, "split")
+    high, low = numbers(a, mean, rows, 0, STRIDE, K, BN, K // KS, KS)
     return add_product(y, small, w_high, w_low, high, low, "split")
 
 
@@ -448,7 +447,7 @@ def mix_split(
     x, w, rows, F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr, PREC: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """X @ W by parts for atoms `rows` [8], which must exist: nine [8, BN]. PREC "fp16": not split; "words": X in words.
+    """X @ W by parts for atoms `rows` [8], which must exist: nine [8, BN]. PREC "fp16": not split.
 
     Waits for the kernel before when it has the first weights; PDL 0 when that is done elsewhere.
     """
@@ -464,23 +463,23 @@ def mix_split(
         sh, sl = split_weights(w + 4 * F * F, first, k0, F, F, BN, STEP, KS)
         if k0 == 0:
             after_previous(PDL)
-        high, low = numbers(x, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x, None, rows, k0, ROW, F, BN, STEP, KS)
         y0, s0 = add_product(y0, s0, ih, il, high, low, PREC)
-        high, low = numbers(x + F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + F, None, rows, k0, ROW, F, BN, STEP, KS)
         y1, s1 = add_product(y1, s1, ah, al, high, low, PREC)
-        high, low = numbers(x + 2 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + 2 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y2, s2 = add_product(y2, s2, ah, al, high, low, PREC)
-        high, low = numbers(x + 3 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + 3 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y3, s3 = add_product(y3, s3, ah, al, high, low, PREC)
-        high, low = numbers(x + 4 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + 4 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y4, s4 = add_product(y4, s4, sh, sl, high, low, PREC)
-        high, low = numbers(x + 5 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + 5 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y5, s5 = add_product(y5, s5, sh, sl, high, low, PREC)
-        high, low = numbers(x + 6 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + 6 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y6, s6 = add_product(y6, s6, sh, sl, high, low, PREC)
-        high, low = numbers(x + 7 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + 7 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y7, s7 = add_product(y7, s7, sh, sl, high, low, PREC)
-        high, low = numbers(x + 8 * F, None, rows, k0, ROW, F, BN, STEP, KS, PREC)
+        high, low = numbers(x + 8 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y8, s8 = add_product(y8, s8, sh, sl, high, low, PREC)
     return (
         sum_split(y0, s0, BN, KS), sum_split(y1, s1, BN, KS), sum_split(y2, s2, BN, KS), sum_split(y3, s3, BN, KS),
