@@ -126,7 +126,7 @@ class Tiles:
     gradient_mix: Block = Block(16, 64, 32, 4, 3)
     gradient_embedding: Block = Block(16, 64, 32, 4, 3)
     # of the embedding by elements: channels are radial functions, and the sum of the product is over all of them
-    element_sums: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
+    element_sums: MessageTile = MessageTile(1, 2, FUNCTIONS, 1)
     element_edges: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
     element_product: Block = Block(16, 64, FUNCTIONS, 4)
     element_gradient: Block = Block(16, FUNCTIONS, 32, 2, 3)
@@ -186,9 +186,9 @@ _SPLIT = Block(8, 16, 32, 4, 1, 4)
 _WIDE_SPLIT = Block(8, 32, 32, 8, 1, 4)
 _HUNDREDS = Tiles(
     overlap=2,
-    embedding=MessageTile(1, 8, 32, 4),
+    embedding=MessageTile(1, 8, 32, 2),
     interaction=MessageTile(1, 8, 32, 4),
-    message_backward=MessageTile(1, 8, 32, 2),
+    message_backward=MessageTile(1, 4, 32, 2),
     embedding_backward=MessageTile(1, 16, 32, 4),
     hidden=_WIDE_SPLIT,
     gate_backward=_SPLIT,
@@ -217,6 +217,7 @@ _THOUSAND = Tiles(
     gradient_product=_WIDE_SPLIT,
     gradient_mix=_WIDE_SPLIT,
     gradient_embedding=_WIDE_SPLIT,
+    element_sums=MessageTile(1, 4, FUNCTIONS, 1),
     element_edges=MessageTile(1, 8, FUNCTIONS, 1),
 )
 _THOUSANDS = Tiles(
@@ -227,10 +228,9 @@ _THOUSANDS = Tiles(
     readout_gradient=_WIDE_SPLIT,
     embedding_mix=Block(16, 32, 32, 2, 2),
     mix=Block(16, 64, 32, 4, 2),
-    update=Block(16, 32, 64, 4, 2),
     gradient_product=Block(16, 32, 32, 4, 3),
     gradient_mix=Block(16, 32, 32, 4, 3),
-    gradient_embedding=Block(16, 32, 32, 2, 3),
+    gradient_embedding=_WIDE_SPLIT,
 )
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""
