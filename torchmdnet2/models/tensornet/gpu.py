@@ -117,7 +117,7 @@ class Tiles:
     gate: Block = Block(64, 64, 32, 4, 3)
     gate_backward: Block = Block(64, 32, 32, 4, 3)
     readout_hidden: Block = Block(16, 64, 64, 4, 1)
-    readout: Block = Block(16, 64, 32, 4, 1)
+    readout: Block = Block(16, 64, 32, 4, 3)
     readout_gradient: Block = Block(16, 64, 32, 4, 3)
     embedding_mix: Block = Block(16, 64, 32, 4, 3)
     mix: Block = Block(16, 128, 16, 4, 3)
@@ -165,11 +165,10 @@ def _limit(shape: Block, channels: int) -> Block:
 _CUDA_CORES = Block(1, 16, 128, 4, 1, 2)
 _TENS = Tiles(
     overlap=2,
-    forces=MessageTile(1, 32, 1, 1),
     embedding=MessageTile(1, 16, 16, 2),
     interaction=MessageTile(1, 8, 32, 4),
-    message_backward=MessageTile(1, 16, 16, 2),
-    embedding_backward=MessageTile(1, 32, 32, 8),
+    message_backward=MessageTile(1, 8, 32, 4),
+    embedding_backward=MessageTile(1, 32, 64, 8),
     hidden=Block(1, 16, 128, 4),
     gate_backward=Block(1, 16, 128, 4),
     readout_hidden=Block(1, 8, 128, 4),
@@ -182,6 +181,7 @@ _TENS = Tiles(
     gradient_mix=_CUDA_CORES,
     gradient_embedding=_CUDA_CORES,
 )
+_FEW = replace(_TENS, forces=MessageTile(1, 32, 1, 1))  # no row is longer but by images
 _SPLIT = Block(8, 16, 32, 4, 1, 4)
 _WIDE_SPLIT = Block(8, 32, 32, 8, 1, 4)
 _HUNDREDS = Tiles(
@@ -234,7 +234,7 @@ _THOUSANDS = Tiles(
 )
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""
-_BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
+_BY_SIZE = ((32, _FEW), (112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 
 # In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
 # bytes of fields as of tables in float32
