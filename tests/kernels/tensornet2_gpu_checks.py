@@ -12,6 +12,7 @@ import torch
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.engine.step import GraphedStep, StaticInputs
+from torchmdnet2.models.tensornet import charged
 from torchmdnet2.models.tensornet import gpu as launch_shapes
 from torchmdnet2.models.tensornet.gpu import Block, MessageTile
 
@@ -120,7 +121,7 @@ def test_charges_that_no_term_reads():
 
 def test_structures_summed_in_parts(monkeypatch):
     """Sums over structures of more atoms than a program takes."""
-    monkeypatch.setattr(launch_shapes, "_PARTS", (2, 2))
+    monkeypatch.setattr(charged, "_PARTS", (2, 2))
     model = make(priors=[{**FIELD, "method": "all_pairs"}])
     atoms = System.concatenate([system(5, None, 1.0), system(2, None, 0.0)])
     assert_same(Evaluator(model)(atoms), model, atoms)

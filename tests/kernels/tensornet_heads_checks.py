@@ -13,8 +13,7 @@ from kernels.tensornet2_gpu_checks import CELL, FIELD, TINY, system
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.engine.step import GraphedStep, StaticInputs
-from torchmdnet2.models.tensornet import gpu as charges
-from torchmdnet2.models.tensornet import gpu as launch_shapes
+from torchmdnet2.models.tensornet import charged
 from torchmdnet2.models.tensornet.gpu import Block
 from torchmdnet2.potential.graph import PropertyHead, pool
 
@@ -87,7 +86,7 @@ def test_heads_do_not_take_energies_off_the_kernels(properties):
 
 def test_spatial_order_and_parts(monkeypatch):
     """Charges and features belong to atoms, not to rows; sums over structures of several parts."""
-    monkeypatch.setattr(launch_shapes, "_PARTS", (2, 2))
+    monkeypatch.setattr(charged, "_PARTS", (2, 2))
     model = make([CHARGES, SHIFTS], [FIELD])
     atoms = System.concatenate([system(5, CELL, 1.0), system(2, TINY, 0.0), system(3, CELL, -2.0, 1)])
     fused = FusedModel(model, "native")
@@ -189,7 +188,7 @@ def test_heads_that_are_not_covered():
 def test_wrong_numbers_are_refused(what, monkeypatch):
     """Bar: the first use is compared with the Potential in float64, charges and properties too."""
     model, atoms = make([CHARGES, DIPOLE], [ALL_PAIRS]), system(4, None, 1.0)
-    network = charges.ChargedTensorNet
+    network = charged.ChargedTensorNet
     if what == "gradient":
         differentiate = network.differentiate
 

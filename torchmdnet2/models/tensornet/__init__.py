@@ -73,7 +73,7 @@ class TensorNetHeads(PathWithHeads):
         return _unsupported_scalar_network(head)
 
     def with_charges(self, network: Network, head: nn.Module) -> ChargeNetwork:
-        from .gpu import ChargedTensorNet
+        from .charged import ChargedTensorNet
 
         return ChargedTensorNet(network, head)  # type: ignore[arg-type]
 

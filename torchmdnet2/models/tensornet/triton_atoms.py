@@ -54,10 +54,9 @@ from .triton_products import (
 )
 
 __all__ = [
-    "add_gradient_kernel", "embedding_mix_kernel", "equilibrate_kernel", "gate_backward_kernel", "gate_kernel",
-    "gradient_embedding_kernel", "gradient_mix_kernel", "gradient_product_kernel", "hidden_kernel",
-    "linear_energy_kernel", "mix_kernel", "part_sums_kernel", "readout_gradient_kernel", "readout_hidden_kernel",
-    "readout_kernel", "update_kernel",
+    "embedding_mix_kernel", "gate_backward_kernel", "gate_kernel", "gradient_embedding_kernel", "gradient_mix_kernel",
+    "gradient_product_kernel", "hidden_kernel", "linear_energy_kernel", "mix_kernel", "readout_gradient_kernel",
+    "readout_hidden_kernel", "readout_kernel", "update_kernel",
 ]  # fmt: skip
 
 
@@ -694,74 +693,3 @@ def readout_gradient_kernel(
         q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
     )
     store9_words(dd_out + at9, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8, WORDS)
-
-
-# --- Charges of a head on the features, and their gradient. Triton kernels ---
-#
-# q = c + (Q − Σc)/n, where c is the output of the head's network, and the sum is over the n atoms of a structure.
-# Backwards dE/dc = s − (Σs)/n with s = dE/dq. Sums are float64 sums over parts of PART atoms, in a fixed order; the sum
-# of a part is in the row of its first atom.
-
-
-@triton.jit
-def part_sums_kernel(ptr, values, sums, PART: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr):
-    """sums [N] float64: that of the values [N] over part p of structure b."""
-    after_previous(PDL)
-    start = tl.load(ptr + tl.program_id(0)) + tl.program_id(1) * PART
-    end = tl.minimum(start + PART, tl.load(ptr + tl.program_id(0) + 1))
-    total = tl.zeros([BM], tl.float64)
-    for first in range(start, end, BM):
-        rows = first + tl.arange(0, BM)
-        total += tl.load(values + rows, rows < end, other=0.0).to(tl.float64)
-    # where a structure has no such part, start is the row of another one
-    tl.store(sums + start, tl.sum(total, 0), start < end)
-    before_next(PDL)
-
-
-@triton.jit
-def mean_of_structure(sums, ptr, b, ok, PART: tl.constexpr):
-    """Σ/n of structures b [BM], from the sums of their parts, and n: float64."""
-    first, end = tl.load(ptr + b), tl.load(ptr + b + 1)
-    total = tl.load(sums + first, ok, other=0.0)
-    # every atom of a structure adds up its parts in the same order, and gets the same bits
-    for p in range(PART, tl.max(tl.where(ok, end - first, 0), 0), PART):
-        total += tl.load(sums + first + p, ok & (first + p < end), other=0.0)
-    size = tl.where(ok, end - first, 1).to(tl.float64)
-    return total / size, size
-
-
-@triton.jit(do_not_specialize=["num_atoms"])
-def equilibrate_kernel(
-    batch, ptr, total_charge, raw, sums, charges, charges64, num_atoms,
-    PART: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Charges [N] of raw ones c [N]; total_charge [B] float64."""
-    after_previous(PDL)
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    ok = rows < num_atoms
-    b = tl.load(batch + rows, ok, other=0)
-    mean, size = mean_of_structure(sums, ptr, b, ok, PART)
-    missing = tl.load(total_charge + b) / size - mean
-    q = tl.load(raw + rows, ok, other=0.0).to(tl.float64) + missing
-    tl.store(charges64 + rows, q, ok)
-    tl.store(charges + rows, q.to(tl.float32), ok)
-    before_next(PDL)
-
-
-@triton.jit(do_not_specialize=["num_atoms"])
-def add_gradient_kernel(
-    batch, ptr, slope, sums, draw, scale, dhidden, num_atoms,
-    F: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """dhidden [N, F] += scale dE/dc · dc/dhidden [N, F] (draw), for the slopes s [N] and the sums of their parts."""
-    after_previous(PDL)
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    ok = rows < num_atoms
-    b = tl.load(batch + rows, ok, other=0)
-    # c ↦ c − Σc/n is symmetric, so that its transpose takes the same sums, here of the slopes
-    mean, _size = mean_of_structure(sums, ptr, b, ok, PART)
-    s = ((tl.load(slope + rows, ok, other=0.0).to(tl.float64) - mean) * scale).to(tl.float32)
-    at = rows[:, None].to(tl.int64) * F + tl.arange(0, F)[None, :]
-    before = tl.load(dhidden + at, ok[:, None], other=0.0)
-    tl.store(dhidden + at, before + s[:, None] * tl.load(draw + at, ok[:, None], other=0.0), ok[:, None])
-    before_next(PDL)

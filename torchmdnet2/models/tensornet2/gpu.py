@@ -13,7 +13,8 @@ from torch import Tensor
 from ...core.devices import SideStream
 from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
-from ..tensornet.gpu import Block, Buffers, FusedTensorNet, MessageTile, Tiles, part_size
+from ..tensornet.charged import part_size
+from ..tensornet.gpu import Block, Buffers, FusedTensorNet, MessageTile, Tiles
 from . import triton_charges as charges
 from . import triton_kernels as filters
 from . import triton_kernels as message
