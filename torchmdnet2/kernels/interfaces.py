@@ -378,7 +378,7 @@ class FastPath(ABC):
     predicts_charges: bool = False
     trains_on_cpu: bool = False
     arithmetic: Mapping[str, str] = {
-        "native": "float32, matrix products in three TF32 parts",
+        "native": "float32, matrix products as sums of three in lower precision",
         "tf32": "float32, matrix products in TF32",
     }
 
