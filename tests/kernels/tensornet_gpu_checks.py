@@ -77,8 +77,23 @@ def case(
     compare(name, model, fused, atoms, tiles, scale)
 
 
-def compare(name: str, model: Potential, fused: FusedTensorNet, atoms: System, tiles: Tiles, scale: float) -> None:
-    """Errors of energies (in eV times scale), forces and stress."""
+def same_bits_in_words(name: str, group: str, atoms: System, tiles: Tiles) -> None:
+    """As `case`; without words (triton_algebra.py) all results must have the same bits."""
+    model = potential(group, 32)
+    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, 1.0, "cpu"))
+    assert fused._in_words(tiles, "update")
+    in_words = compare(name, model, fused, atoms, tiles, 1.0)
+    fused.sole_readers = ()
+    for of_words, of_numbers in zip(
+        in_words, compare(f"{name}, no words", model, fused, atoms, tiles, 1.0), strict=True
+    ):
+        assert torch.equal(of_words, of_numbers)
+
+
+def compare(
+    name: str, model: Potential, fused: FusedTensorNet, atoms: System, tiles: Tiles, scale: float
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Print errors of energies (in eV times scale), forces and stress; return energies, forces and virials."""
     exact = copy.deepcopy(model).double()
     periodic = bool(atoms.pbc.any())
     expected = exact(atoms, stress=periodic)
@@ -114,6 +129,7 @@ def compare(name: str, model: Potential, fused: FusedTensorNet, atoms: System, t
         stress = buffers.virial.double().reshape(-1, 3, 3).sum(0) / atoms.volume[0]
         result["stress"] = float((stress - expected.stress[0]).abs().max() / expected.stress.abs().max())
     print(json.dumps(result), flush=True)
+    return buffers.energy, buffers.forces, buffers.virial
 
 
 if __name__ == "__main__":
@@ -124,7 +140,10 @@ if __name__ == "__main__":
     case("images of itself, O(3)", "O(3)", system(2, TINY, 0.0), hundreds)
     case("one atom", "O(3)", system(1, None, 0.0), hundreds)
     case("rows and lanes side by side", "O(3)", system(5, BOX, 0.0), replace(tens, **MIXED))
-    case("Tensor Cores", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
+    heavy = system(5, BOX, 1.0).replace(z=torch.tensor([1, 127, 128, 199, 6]))
+    case("dozens of atoms", "O(3)", heavy, Tiles.for_atoms(50, 32), max_z=200)
+    same_bits_in_words("Tensor Cores", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
+    same_bits_in_words("Tensor Cores, some products", "O(3)", system(4, BOX, 1.0), Tiles.for_atoms(2489, 32))
     case("256 channels", "O(3)", system(2, None, 0.0), Tiles.for_atoms(100_000, 256), 256)
     case("split fp16, parts of K", "SO(3)", system(3, BOX, -1.0), split_fp16(hundreds, Block(8, 32, 32, 4, 1, 2)))
     case(

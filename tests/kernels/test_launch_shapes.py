@@ -18,7 +18,7 @@ def test_no_split_from_16_rows_on():
 
 
 @pytest.mark.parametrize("channels", [32, 64, 128, 256, 512])
-@pytest.mark.parametrize("num_atoms", [1, 112, 113, 512, 513, 1500, 1501, 4000, 4001])
+@pytest.mark.parametrize("num_atoms", [1, 32, 33, 112, 113, 512, 513, 1500, 1501, 4000, 4001])
 def test_shapes_for_all_sizes_fit_the_kernels(num_atoms, channels):
     tiles = Tiles.for_atoms(num_atoms, channels)
     for name, shape in vars(tiles).items():

@@ -61,7 +61,20 @@ def shrinking(depth: int, halves: bool) -> float:
     return float(((exact - found) * exact.sign()).mean() / exact.abs().mean())
 
 
-@pytest.mark.parametrize("name", ["hidden", "gate", "readout", "embedding_mix", "mix", "update", "gradient_mix"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hidden",
+        "gate",
+        "readout",
+        "embedding_mix",
+        "mix",
+        "update",
+        "gradient_product",
+        "gradient_mix",
+        "gradient_embedding",
+    ],
+)
 @pytest.mark.parametrize("num_atoms", [1029, 2489, 98304])
 def test_products_do_not_shrink(num_atoms, name):
     # 1.9e-7 with sums of 64 in TF32, when the energy of 1,029 atoms of water was wrong by 1.1e-6 of it

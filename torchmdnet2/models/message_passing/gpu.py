@@ -435,7 +435,7 @@ class Messages:
     """The messages of one layer.
 
     Args:
-        table: [K, 4, P, F], see the kernels.
+        table: [K, 4, P, F], see the kernels above.
         head_size: channels of a head.
         own: atoms send a message to themselves.
     """

@@ -121,9 +121,13 @@ class Tiles:
     element_gradient: Block = Block(16, FUNCTIONS, 32, 2, 3)
 
     @classmethod
-    def for_atoms(cls, num_atoms: int, channels: int, mixed: bool = False) -> Tiles:
-        """Return shapes for N atoms and F channels, in float32 or in mixed precision."""
-        tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
+    def for_atoms(cls, num_atoms: int, channels: int, mixed: bool = False, words: bool = True) -> Tiles:
+        """Return shapes for N atoms and F channels, in float32 or in mixed precision.
+
+        words: fields can be in words (`Buffers`).
+        """
+        sizes = _BY_SIZE if words else _WITHOUT_WORDS
+        tiles = next((shapes for most, shapes in sizes if num_atoms <= most), cls())
         if mixed:
             tiles = replace(tiles, **next((shapes for most, shapes in _MIXED if num_atoms <= most), _MIXED_MANY))
         limited: dict[str, Any] = {}
@@ -157,7 +161,7 @@ _TENS = Tiles(
     embedding=MessageTile(1, 16, 16, 2),
     interaction=MessageTile(1, 8, 32, 4),
     message_backward=MessageTile(1, 8, 32, 4),
-    embedding_backward=MessageTile(1, 32, 64, 8),
+    embedding_backward=MessageTile(1, 32, 32, 8),
     hidden=Block(1, 16, 128, 4),
     gate_backward=Block(1, 16, 128, 4),
     readout_hidden=Block(1, 8, 128, 4),
@@ -170,7 +174,8 @@ _TENS = Tiles(
     gradient_mix=_CUDA_CORES,
     gradient_embedding=_CUDA_CORES,
 )
-_FEW = replace(_TENS, forces=MessageTile(1, 32, 1, 1))  # no row is longer but by images
+# no row has more than 31 edges but by images
+_FEW = replace(_TENS, forces=MessageTile(1, 32, 1, 1), embedding_backward=MessageTile(1, 32, 64, 8))
 _SPLIT = Block(8, 16, 32, 4, 1, 4)
 _WIDE_SPLIT = Block(8, 32, 32, 8, 1, 4)
 _HUNDREDS = Tiles(
@@ -224,6 +229,9 @@ _THOUSANDS = Tiles(
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""
 _BY_SIZE = ((32, _FEW), (112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
+# where each program splits the numbers that it reads, eight rows are faster
+_EIGHT_ROWS: dict[str, Any] = {"update": _WIDE_SPLIT, "gradient_product": _WIDE_SPLIT, "gradient_mix": _WIDE_SPLIT}
+_WITHOUT_WORDS = (*_BY_SIZE[:-1], (4000, replace(_THOUSANDS, **_EIGHT_ROWS)))
 
 # In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
 # bytes of fields as of tables in float32
@@ -256,8 +264,8 @@ class Buffers:
     Some gradients take the place of what they are the gradient of, or of what is read for the last time by the program
     that writes them: g that of the last x, dd of the last d, dgate of gate, dhidden of active, and dY of each m. dX⁰
     replaces mix(X⁰) in mixed. What only a product reads is in words of two halves (triton_algebra.py) where that has
-    16 rows or more: P, dD, and the gradient of mix(X⁰). In the embedding by elements the sums S are in mixed before
-    that, and the gradient of S is in x0 after it. dm holds P/(‖P‖²+1) in the forward pass.
+    16 rows or more and precision "fp16x3": P, dD, and the gradient of mix(X⁰). In the embedding by elements the sums S
+    are in mixed before that, and the gradient of S is in x0 after it. dm holds P/(‖P‖²+1) in the forward pass.
     """
 
     x0: Tensor
@@ -309,13 +317,13 @@ class FusedTensorNet(FeatureNetwork):
     Attributes:
         field_precision: of products of the embedding and the scalar networks, "fp16x3" where weights are in halves
             (triton_products.py); layer_precision: of products of the interactions.
-        reads_words: products that are the only readers of their field: P, dD, and the gradient of mix(X⁰).
+        sole_readers: products whose field, P, dD or the gradient of mix(X⁰), nothing else reads.
         unit: unit of energies and their gradients in eV, a power of two. It keeps gradients near 1 for any scale of
             the energy, since numbers in half precision (triton_products.py) have a limited range.
     """
 
     _linear: Tensor | None = None
-    reads_words: tuple[str, ...] = ("update", "gradient_product", "gradient_embedding")
+    sole_readers: tuple[str, ...] = ("update", "gradient_product", "gradient_embedding")
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
@@ -347,7 +355,8 @@ class FusedTensorNet(FeatureNetwork):
         return 1 + 0.1 * charge
 
     def launch_shapes(self, num_atoms: int) -> Tiles:
-        return Tiles.for_atoms(num_atoms, self.weights.channels, self.weights.mixed)
+        words = bool(self.sole_readers) and self.field_precision == "fp16x3"
+        return Tiles.for_atoms(num_atoms, self.weights.channels, self.weights.mixed, words)
 
     def shapes_for(self, num_atoms: int, z: Tensor) -> Tiles:
         tiles = self.launch_shapes(num_atoms)
@@ -710,7 +719,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def _in_words(self, tiles: Tiles, reader: str) -> bool:
         """Return whether the field that this product reads is written in words (`in_words`, triton_algebra.py)."""
-        if reader not in self.reads_words or self._precision(reader) != "fp16x3":
+        if reader not in self.sole_readers or self._precision(reader) != "fp16x3":
             return False
         return bool(getattr(tiles, reader).rows >= 16)
 

@@ -281,8 +281,7 @@ def in_words(x):
 
     What only products read is written so: it is split once, not by each program that reads it.
     """
-    high = x.to(tl.float16)
-    rest = ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+    high, rest = halves(x, "fp16x3")
     upper = high.to(tl.int16, bitcast=True).to(tl.int32) << 16
     return (upper | (rest.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF)).to(tl.float32, bitcast=True)
 

@@ -274,6 +274,7 @@ def gradient_mix_kernel(
     Before the first stands the embedding, X = silu(h) ⊙ mix(X⁰) with the gate h: writes dd_out = silu(h) ⊙ dX, the
     gradient of mix(X⁰), and dgate_out = silu'(h) ⊙ ⟨dX, mix(X⁰)⟩ by parts, that of h.
     g_out may be g, dd_out may be g where FIRST, and dgate_out may be gate: a program writes the tile that it has read.
+    dd_out is in words where WORDS.
     linear [F], where LINEAR: the gradient of the linear read-out of that X, which its isotropic part gets in the first
     num_linear rows.
     """
@@ -621,7 +622,7 @@ def readout_gradient_kernel(
     """Gradient g_out [N, 9, F] of the energy in X and dd_out, that in the last D. W1ᵀ [F, 3F].
 
     With (a_I, a_A, a_S) = the gradient in ‖I‖², ‖A‖², ‖S‖² of X: g = ∂(a_I ‖I‖² + a_A ‖A‖² + a_S ‖S‖²)/∂X. g_out may be
-    x and dd_out may be d: a program writes the tiles that it has read.
+    x and dd_out may be d: a program writes the tiles that it has read. dd_out is in words where WORDS.
 
     w1_gamma [F] = W1 γ and w1_offset [F] = b1 + W1 β give the means of the layer norm's gradient.
     linear [F], where LINEAR: the gradient of the linear read-out, which the isotropic part gets.

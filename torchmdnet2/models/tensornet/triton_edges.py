@@ -6,9 +6,10 @@ reproducible.
 
 The radial filters are functions of the distance alone. They are read from a table [knots, 4, 3, F] of cubic polynomials
 between knots, which are dense where the filters vary, or from one of quadratic polynomials in half as many bytes,
-[knots, 2, 3, F] int32. The embedding finds the knot below each edge length and the
-distance from it. The table holds coefficients instead of values at the knots: the slope is then free of cancellation,
-and forces are as accurate as energies. Rows are not padded; the work is proportional to the number of edges.
+[knots, 2, 3, F] int32. The embedding writes, for each edge, the knot below its length, the distance from it and the
+sender's element (`write_segments`). The table holds coefficients instead of values at the knots: the slope is then free
+of cancellation, and forces are as accurate as energies. Rows are not padded; the work is proportional to the number of
+edges.
 
 Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (model.py), in float32 or float16; sums are
 float32.
@@ -99,7 +100,8 @@ def first_edge(row_ptr, num_atoms, BR: tl.constexpr, BE: tl.constexpr):
 def pack_segment(kind, k, t):
     """Kind of the sender, knot, and distance from the knot in 64 bits, which are read at once: 16, 16, 32.
 
-    The kind is the atomic number, or the element's place in the embedding by elements.
+    The kind is the atomic number, or the element's place in the embedding by elements. Both are below 32,768: all
+    three are read as numbers with a sign.
     """
     return (((kind << 16) | k).to(tl.int64) << 32) | (t.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
 
@@ -194,7 +196,7 @@ def direction(x, y, z):
 
 
 @triton.jit
-def place_of(d, knots, decay, scale, KNOTS: tl.constexpr):
+def segment_of(d, knots, decay, scale, KNOTS: tl.constexpr):
     """The knot below distances d, at scale (1 − exp(−decay d)) rounded down, and the distance from it in Å.
 
     That difference is exact in float32, so that the tables cost no accuracy.
@@ -205,7 +207,7 @@ def place_of(d, knots, decay, scale, KNOTS: tl.constexpr):
 
 
 @triton.jit
-def write_places(
+def write_segments(
     row_ptr, sender, vec, knots, segment, z, place, num_atoms, decay, scale, KNOTS: tl.constexpr, BR: tl.constexpr
 ):  # fmt: skip
     """Write `pack_segment` of the edges of this program's rows, a thread for each edge; kinds are z, or place of z.
@@ -219,7 +221,7 @@ def write_places(
         if place is not None:
             kind = tl.load(place + kind)
         x, y, w = vector(vec, e, mask)
-        k, t = place_of(tl.sqrt(x * x + y * y + w * w), knots, decay, scale, KNOTS)
+        k, t = segment_of(tl.sqrt(x * x + y * y + w * w), knots, decay, scale, KNOTS)
         tl.store(segment + e, pack_segment(kind, k, t), mask)
         e += 32
     tl.debug_barrier()  # threads read what others wrote
@@ -236,7 +238,7 @@ def embedding_kernel(
 
     The sign of skew is in the table.
 
-    Writes the place of each edge in the tables (`place_of`).
+    Writes the segments of its edges too (`write_segments`).
     """
     after_previous(PDL)
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
@@ -244,7 +246,7 @@ def embedding_kernel(
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
     x0 = tl.zeros([BR * BE, BF], tl.float32)
     x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
-    write_places(row_ptr, sender, vec, knots, segment_out, z, None, num_atoms, decay, scale, KNOTS, BR)
+    write_segments(row_ptr, sender, vec, knots, segment_out, z, None, num_atoms, decay, scale, KNOTS, BR)
     # the next edges are read while these are worked on
     s = tl.load(segment_out + e, e < end, other=0)
     vx, vy, vz = vector(vec, e, e < end)
@@ -493,13 +495,13 @@ def element_sums_kernel(
     row_ptr, sender, vec, knots, segment_out, z, place, table, sums, num_atoms, decay, scale,
     R: tl.constexpr, W: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """S_ib = Σ_j∈b φ(d_ij) u; and the place of each edge in the tables."""
+    """S_ib = Σ_j∈b φ(d_ij) u; and the segments of the edges (`write_segments`)."""
     after_previous(PDL)
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = tl.arange(0, W)[None, :]
     x0 = tl.zeros([BR * BE, W], tl.float32)
     x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
-    write_places(row_ptr, sender, vec, knots, segment_out, z, place, num_atoms, decay, scale, KNOTS, BR)
+    write_segments(row_ptr, sender, vec, knots, segment_out, z, place, num_atoms, decay, scale, KNOTS, BR)
     # as in `embedding_kernel`
     s = tl.load(segment_out + e, e < end, other=0)
     vx, vy, vz = vector(vec, e, e < end)

@@ -251,6 +251,7 @@ class FrozenTensorNet:
             of_receiver, of_sender = emb.emb2.weight.chunk(2, 1)
             self.z_receiver = give(emb.emb.weight @ of_receiver.T + emb.emb2.bias)
             self.z_sender = give(emb.emb.weight @ of_sender.T)
+            assert max(len(self.z_sender), self.table.num_knots) <= 2**15  # `pack_segment` (triton_edges.py)
 
             def mixing(linears: Any, first: int) -> tuple[Tensor, Tensor]:
                 w = torch.stack([linear.weight for linear in linears[first : first + 3]])

@@ -55,7 +55,7 @@ class FilterTiles(Tiles):
     @classmethod
     def for_gpu(cls, num_atoms: int, channels: int) -> FilterTiles:
         """Return shapes for N atoms and F channels."""
-        tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
+        tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels, words=False)))
         layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
         charge_layer, predict, first_gradient = tiles.charge_layer, tiles.predict, tiles.first_gradient
         predict_gradient = tiles.predict_gradient
@@ -143,7 +143,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
     """Runs a frozen TensorNet2 over CSR rows. Arguments as of FusedTensorNet."""
 
     weights: FrozenTensorNet2
-    reads_words = ()  # gradients of the charges are added to these fields
+    sole_readers = ()  # gradients of the charges are added to dD and the one of mix(X⁰); P is written by other kernels
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """Return the total charge itself."""
