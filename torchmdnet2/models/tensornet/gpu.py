@@ -126,8 +126,9 @@ class Tiles:
 
         words: fields can be in words (`Buffers`).
         """
-        sizes = _BY_SIZE if words else _WITHOUT_WORDS
-        tiles = next((shapes for most, shapes in sizes if num_atoms <= most), cls())
+        tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
+        if tiles is _THOUSANDS and not words:
+            tiles = replace(tiles, **_EIGHT_ROWS)
         if mixed:
             tiles = replace(tiles, **next((shapes for most, shapes in _MIXED if num_atoms <= most), _MIXED_MANY))
         limited: dict[str, Any] = {}
@@ -231,7 +232,6 @@ _BY_ELEMENTS_FROM = 1000
 _BY_SIZE = ((32, _FEW), (112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 # where each program splits the numbers that it reads, eight rows are faster
 _EIGHT_ROWS: dict[str, Any] = {"update": _WIDE_SPLIT, "gradient_product": _WIDE_SPLIT, "gradient_mix": _WIDE_SPLIT}
-_WITHOUT_WORDS = (*_BY_SIZE[:-1], (4000, replace(_THOUSANDS, **_EIGHT_ROWS)))
 
 # In mixed precision a thread of a message kernel takes two channels or more: what a warp reads at once is then as many
 # bytes of fields as of tables in float32
