@@ -14,8 +14,9 @@ from __future__ import annotations
 from ...core.triton_launch import tl, triton
 
 __all__ = [
-    "add_square_adjoint", "anticommutator_adjoint", "halves", "load9", "load9_early", "norm_gradient",
-    "normalise_adjoint", "product", "product_adjoint", "square", "squared_norm", "store9", "store9_words",
+    "add_square_adjoint", "anticommutator_adjoint", "halves", "halves_of_words", "load9", "load9_early",
+    "norm_gradient", "normalise_adjoint", "product", "product_adjoint", "square", "squared_norm", "store9",
+    "store9_words",
 ]  # fmt: skip
 
 
@@ -276,25 +277,28 @@ def store9(base, mask, F: tl.constexpr, x0, x1, x2, x3, x4, x5, x6, x7, x8):
 
 
 @triton.jit
+def halves(x):
+    """x as two numbers of half precision, high + rest/2048."""
+    high = x.to(tl.float16)
+    return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+
+
+@triton.jit
 def in_words(x):
-    """x = high + rest/2048 in two numbers of half precision, which stand in the 32 bits of one number.
+    """`halves` of x in the 32 bits of one number.
 
     What only products read is written so: it is split once, not by each program that reads it.
     """
-    high, rest = halves(x, "fp16x3")
+    high, rest = halves(x)
     upper = high.to(tl.int16, bitcast=True).to(tl.int32) << 16
     return (upper | (rest.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def halves(x, PREC: tl.constexpr):
-    """The two numbers of half precision of `in_words`, of x, or of words where PREC is "words"."""
-    if PREC == "words":
-        bits = x.to(tl.int32, bitcast=True)
-        return (bits >> 16).to(tl.int16).to(tl.float16, bitcast=True), bits.to(tl.int16).to(tl.float16, bitcast=True)
-    else:
-        high = x.to(tl.float16)
-        return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+def halves_of_words(x):
+    """The `halves` that `in_words` wrote."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits >> 16).to(tl.int16).to(tl.float16, bitcast=True), bits.to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit

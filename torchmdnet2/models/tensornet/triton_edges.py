@@ -676,9 +676,7 @@ def edge_gradient(
     s u + (t − (t·u) u)/d with u = vec/d, s the sum of all slopes and t that of dE/du: du/dvec = (1 − uuᵀ)/d. The rows
     of slices and layers are added in a fixed order.
     """
-    x = tl.load(vec + e * 3, mask, other=1.0)
-    y = tl.load(vec + e * 3 + 1, mask, other=0.0)
-    z = tl.load(vec + e * 3 + 2, mask, other=0.0)
+    x, y, z = vector(vec, e, mask)
     square = x * x + y * y + z * z
     inverse = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
     ux, uy, uz = x * inverse, y * inverse, z * inverse

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ...core.triton_launch import after_previous
-from .triton_algebra import halves
+from .triton_algebra import halves, halves_of_words
 
 __all__ = [
     "add9", "add_dense", "dense", "dense3_cuda", "dense_cuda", "dense_normed", "dense_split", "dot",
@@ -61,7 +61,10 @@ def dot_halves(a, w, low, y, PREC: tl.constexpr):
     keeps the lower half of small weights from underflow.
     """
     if PREC == "fp16x3" or PREC == "words":
-        high, rest = halves(a, PREC)
+        if PREC == "words":
+            high, rest = halves_of_words(a)
+        else:
+            high, rest = halves(a)
         # small terms first, and a separate sum for each block, as above
         part = tl.dot(high, low)
         part = tl.dot(rest, w * (1.0 / 2048.0), part)
@@ -392,7 +395,7 @@ def numbers(
     if mean is not None:
         x -= tl.reshape(mean, (1, 8, 1, 1, 1))
     x = tl.permute(tl.reshape(x, (4, 8, KS * G, BK // 16, 2, 2)), (2, 3, 4, 0, 5, 1))
-    return halves(tl.reshape(x, (KS * G, BK, 8)), "fp16x3")
+    return halves(tl.reshape(x, (KS * G, BK, 8)))
 
 
 @triton.jit

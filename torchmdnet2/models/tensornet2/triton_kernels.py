@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from ...core.triton_launch import after_previous, before_next
-from ..tensornet.triton_algebra import load9, product, squared_norm, store9
+from ..tensornet.triton_algebra import halves, load9, product, squared_norm, store9
 from ..tensornet.triton_edges import reverse_of, store_sums, sum_lanes, unpack_segment
 from ..tensornet.triton_products import settle, silu, silu_slope
 
@@ -69,16 +69,9 @@ def atoms_of_slots(slot, alive, num_atoms, sender, receiver, segment, REVERSED: 
 
 
 @triton.jit
-def split(x):
-    """x as two float16 numbers, high + low/2048."""
-    high = x.to(tl.float16)
-    return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
-
-
-@triton.jit
 def store_split(out, at, x, mask, plane):
     """x as two float16 numbers, plane apart."""
-    high, low = split(x)
+    high, low = halves(x)
     tl.store(out + at, high, mask)
     tl.store(out + plane + at, low, mask)
 
@@ -198,7 +191,7 @@ def first_gradient_kernel(
         h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
         g *= silu_slope(h)
         tl.store(slope + slot - num_atoms, tl.sum(g * along, 1), alive & (slot >= num_atoms))
-        high, low = split(g)
+        high, low = halves(g)
         q = tl.arange(0, 2 * C)[None, :]
         of = charges_t + c[:, None] * (2 * C) + q
         w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
