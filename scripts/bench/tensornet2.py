@@ -45,53 +45,59 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SCAN: dict[str, list[Any]] = {
     "layer": [
-        Block(128, 64, 32, 8, 3), Block(64, 128, 32, 4, 3), Block(64, 128, 32, 4, 4), Block(64, 64, 64, 4, 3),
-        Block(128, 64, 64, 8, 2), Block(128, 128, 64, 8, 3),
+        Block(64, 128, 32, 4, 3), Block(64, 128, 32, 4, 2), Block(64, 128, 64, 4, 2), Block(64, 64, 64, 4, 3),
+        Block(64, 64, 32, 4, 4), Block(128, 128, 32, 8, 3), Block(128, 128, 32, 4, 3),
     ],
     "filter_message": [MessageTile(16, 1, 32, 16), MessageTile(16, 1, 32, 8), MessageTile(8, 2, 32, 8),
                        MessageTile(8, 1, 64, 8), MessageTile(1, 4, 32, 1), MessageTile(1, 8, 32, 2)],
     "filter_gradient": [MessageTile(16, 1, 32, 16), MessageTile(16, 1, 32, 8), MessageTile(8, 2, 32, 8),
                         MessageTile(8, 1, 64, 8), MessageTile(1, 4, 32, 1), MessageTile(1, 8, 32, 2)],
-    "first_gradient": [(16, 64, 4), (32, 64, 4), (32, 32, 8), (64, 64, 8)],
+    "first_gradient": [
+        Block(16, 128, 64, 4, 3), Block(32, 128, 32, 4, 3), Block(32, 128, 64, 8, 3), Block(64, 128, 32, 4, 2),
+        Block(64, 128, 32, 4, 3), Block(64, 128, 64, 4, 2),
+    ],
     "kept": [0],
     "first": [(8, 4), (32, 4), (32, 8)],
     "predict": [Block(16, 128, 32, 4), Block(16, 128, 16, 8), Block(16, 128, 32, 8, 2), Block(32, 128, 32, 8)],
     "overlap": [0, 1, 2],
 }  # fmt: skip
 _TENSOR_CORES = {
-    "charge_layer": Block(16, 32, 64, 4), "predict": Block(16, 128, 128, 8), "predict_gradient": Block(16, 32, 32, 4),
+    "charge_layer": Block(16, 32, 64, 4), "predict": Block(16, 128, 128, 8),
+    "predict_gradient": Block(16, 32, 32, 4),
 }  # fmt: skip
 _CUDA_CORES = {
-    "charge_layer": Block(1, 16, 128, 4), "predict": Block(1, 128, 128, 8), "predict_gradient": Block(1, 16, 128, 4),
+    "charge_layer": Block(1, 16, 128, 4), "predict": Block(1, 128, 128, 8),
+    "predict_gradient": Block(1, 16, 128, 4),
 }  # fmt: skip
 FEW: dict[str, dict[str, Any]] = {
     "as chosen": {},
     "charges on Tensor Cores": _TENSOR_CORES,
     "charges on CUDA cores": _CUDA_CORES,
     "charges on CUDA cores, 32 channels": {
-        **_CUDA_CORES, "charge_layer": Block(1, 32, 128, 4), "predict_gradient": Block(1, 32, 128, 4),
+        **_CUDA_CORES, "charge_layer": Block(1, 32, 128, 4),
+        "predict_gradient": Block(1, 32, 128, 4),
     },
     "charges on CUDA cores, 2 warps": {
-        **_CUDA_CORES, "charge_layer": Block(1, 16, 128, 2), "predict_gradient": Block(1, 16, 128, 2),
+        **_CUDA_CORES, "charge_layer": Block(1, 16, 128, 2),
+        "predict_gradient": Block(1, 16, 128, 2),
     },
     "charges on CUDA cores, gradient with 4 warps": {**_CUDA_CORES, "predict": Block(1, 128, 128, 4)},
     "layer 64 x 32": {"layer": Block(64, 32, 64, 4, 3)},
     "layer 16 x 64": {"layer": Block(16, 64, 64, 4, 3)},
-    "first gradient with 4 warps": {"first_gradient": (16, 64, 4)},
+    "first gradient with 4 warps": {"first_gradient": Block(16, 128, 64, 4, 3)},
+    "first gradient 32 x 32": {"first_gradient": Block(32, 128, 32, 4, 3)},
     "gradients of messages 1 x 8 x 32, 8": {"filter_gradient": MessageTile(1, 8, 32, 8)},
 }  # fmt: skip
 MANY: dict[str, dict[str, Any]] = {
     "as chosen": {},
     "filters computed again": {"kept": 0, "chunk": 32768},
-    "layer 128 x 128 x 32, 3 stages": {"layer": Block(128, 128, 32, 8, 3)},
-    "layer 128 x 128 x 32, 4 stages": {"layer": Block(128, 128, 32, 8, 4)},
+    "layer 64 x 128 x 32, 3 stages": {"layer": Block(64, 128, 32, 4, 3)},
+    "layer 64 x 128 x 32, 2 stages": {"layer": Block(64, 128, 32, 4, 2)},
+    "layer 128 x 128 x 32, 4 warps": {"layer": Block(128, 128, 32, 4, 3)},
     "layer 128 x 128 x 64, 2 stages": {"layer": Block(128, 128, 64, 8, 2)},
-    "layer 128 x 128 x 64, 3 stages": {"layer": Block(128, 128, 64, 8, 3)},
-    "first gradient 64 x 32": {"first_gradient": (64, 32, 8)},
-    "first gradient 64 x 64": {"first_gradient": (64, 64, 8)},
-    "layer 128 x 128 x 32, first gradient 64 x 32": {
-        "layer": Block(128, 128, 32, 8, 4), "first_gradient": (64, 32, 8),
-    },
+    "first gradient 32 x 64, 8 warps": {"first_gradient": Block(32, 128, 64, 8, 3)},
+    "first gradient 32 x 32": {"first_gradient": Block(32, 128, 32, 4, 3)},
+    "first gradient 64 x 64": {"first_gradient": Block(64, 128, 64, 4, 2)},
     "gradients of messages 1 x 4 x 32, 1": {"filter_gradient": MessageTile(1, 4, 32, 1)},
     "gradients of messages 1 x 1 x 128, 1": {"filter_gradient": MessageTile(1, 1, 128, 1)},
     "gradients of messages 1 x 1 x 64, 1": {"filter_gradient": MessageTile(1, 1, 64, 1)},
@@ -109,7 +115,7 @@ MANY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Launch shapes that replace those chosen for L = 1, up to 512 atoms and of more."""
 BY_KERNEL = (
-    "as chosen", "charges on Tensor Cores", "charges on CUDA cores", "layer 128 x 128 x 32, first gradient 64 x 32",
+    "as chosen", "charges on Tensor Cores", "charges on CUDA cores", "layer 64 x 128 x 32, 3 stages",
 )  # fmt: skip
 EXACT_UP_TO = 2000
 Row = dict[str, Any]

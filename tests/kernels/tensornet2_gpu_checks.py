@@ -15,6 +15,7 @@ from torchmdnet2.engine.step import GraphedStep, StaticInputs
 from torchmdnet2.models.tensornet import charged
 from torchmdnet2.models.tensornet import gpu as launch_shapes
 from torchmdnet2.models.tensornet.gpu import Block, MessageTile
+from torchmdnet2.models.tensornet2.gpu import FilterTiles
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 launch_shapes._BY_SIZE = ()  # large blocks: fewer programs to interpret
@@ -103,6 +104,25 @@ def test_batch_in_chunks_with_predicted_charges():
             again = step.out.packed.clone()
             graphed.run()
             assert torch.equal(again, step.out.packed)
+
+
+def test_results_by_quarters_of_the_columns():
+    """128 channels with the shapes of many atoms: filters kept for the backward pass or not."""
+    model, atoms = make(hidden_channels=128), system(5, CELL, 1.0)
+    fused = FusedModel(model, "native")
+    for kept in (0, 1 << 17):
+        many = FilterTiles.for_gpu(5000, 128)
+        shapes = replace(
+            fused.net.launch_shapes(5), chunk=128, kept=kept, layer=many.layer, first_gradient=many.first_gradient
+        )
+        step = fused.step(5, 1, torch.float64, True, shapes=shapes)
+        inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
+        inputs.load(atoms)
+        graphed.make_room()
+        assert 5 + step.capacity > 128
+        graphed.run()
+        assert graphed.status()[0] == 0
+        assert_same(step.results(), model, atoms, stress=True)
 
 
 def test_charges_that_no_term_reads():

@@ -18,7 +18,7 @@ from ..tensornet.gpu import Block, Buffers, FusedTensorNet, MessageTile, Tiles
 from . import triton_charges as charges
 from . import triton_kernels as filters
 from . import triton_kernels as message
-from .weights import FrozenTensorNet2
+from .weights import FrozenTensorNet2, SplitMatrix
 
 __all__ = ["ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
 
@@ -33,7 +33,7 @@ class FilterTiles(Tiles):
         kept: most slots that are one chunk in any case.
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
-        first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
+        first_gradient: of its gradient, of all channels.
         filter_message, filter_gradient: of the messages and their gradients.
         charge_layer: atoms × channels × depth of the sum at a time of a layer of the networks of charges; 1 atom: on
             CUDA cores, all of the sum at once.
@@ -43,12 +43,12 @@ class FilterTiles(Tiles):
 
     chunk: int = 131072
     kept: int = 131072
-    layer: Block = Block(64, 128, 32, 4, 3)
+    layer: Block = Block(128, 128, 32, 8, 3)
     first: tuple[int, int] = (16, 4)
-    first_gradient: tuple[int, int, int] = (32, 64, 8)
-    filter_message: MessageTile = MessageTile(16, 1, 32, 16)
+    first_gradient: Block = Block(64, 128, 32, 4, 2)
+    filter_message: MessageTile = MessageTile(1, 2, 32, 1)
     filter_gradient: MessageTile = MessageTile(16, 1, 32, 16)
-    charge_layer: Block = Block(16, 64, 32, 4)
+    charge_layer: Block = Block(16, 64, 64, 4)
     predict: Block = Block(16, 128, 32, 8)
     predict_gradient: Block = Block(16, 32, 32, 4)
 
@@ -56,40 +56,35 @@ class FilterTiles(Tiles):
     def for_gpu(cls, num_atoms: int, channels: int) -> FilterTiles:
         """Return shapes for N atoms and F channels."""
         tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels, words=False)))
-        layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
-        charge_layer, predict, first_gradient = tiles.charge_layer, tiles.predict, tiles.first_gradient
-        predict_gradient = tiles.predict_gradient
         if num_atoms <= 512:
-            layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
-            charge_layer, predict, first_gradient = Block(16, 32, 64, 4), Block(16, 128, 128, 8), (16, 128, 8)
+            tiles = replace(
+                tiles, layer=Block(64, 64, 32, 4, 4), first_gradient=Block(32, 128, 32, 4, 3),
+                charge_layer=Block(16, 32, 64, 4), predict=Block(16, 128, 128, 8),
+                filter_message=MessageTile(1, 4, 32, 4), filter_gradient=MessageTile(1, 8, 32, 4),
+            )  # fmt: skip
         if num_atoms <= 112 and channels <= 128:
-            charge_layer = predict_gradient = Block(1, 16, 128, 4)
-            predict = Block(1, 128, 128, 8)
+            tiles = replace(
+                tiles, layer=Block(64, 32, 64, 4, 3), first_gradient=Block(16, 128, 64, 4, 3),
+                charge_layer=Block(1, 16, 128, 4), predict_gradient=Block(1, 16, 128, 4), predict=Block(1, 128, 128, 8),
+                first=(8, 4),
+            )  # fmt: skip
         elif num_atoms > 4000:
-            gradient = MessageTile(1, 1, min(channels, 128), 1)
-            charge_layer = Block(16, 128, 32, 8)
+            tiles = replace(
+                tiles, charge_layer=Block(16, 128, 32, 8),
+                filter_message=MessageTile(4, 1, min(channels, 128), 4),
+                filter_gradient=MessageTile(1, 1, min(channels, 128), 1),
+            )  # fmt: skip
+        elif num_atoms > 1500:
+            tiles = replace(tiles, filter_gradient=MessageTile(1, 2, min(channels, 64), 1))
+        if channels > 128:  # sums are as wide as the channels, and more would not fit into shared memory
+            tiles = replace(tiles, predict=cls.predict, first_gradient=Block(32, channels, 32, 8, 3))
 
         def within(block: Block) -> Block:
             return replace(block, cols=min(block.cols, channels), depth=min(block.depth, channels))
 
-        # sums are as wide as the channels, and more would not fit into shared memory
-        wide = channels > 128
-        return replace(
-            tiles,
-            layer=within(layer),
-            charge_layer=within(charge_layer),
-            predict=tiles.predict if wide else within(predict),
-            predict_gradient=within(predict_gradient),
-            filter_message=message,
-            filter_gradient=gradient,
-            first_gradient=(32, 32, 8)
-            if wide
-            else (first_gradient[0], min(first_gradient[1], 2 * channels), first_gradient[2]),
-            chunk=tiles.chunk * 128 // max(channels, 128),
-        )
-
-
-_FEW = MessageTile(1, 4, 32, 4)
+        names = "layer", "first_gradient", "charge_layer", "predict", "predict_gradient"
+        fitting: dict[str, Any] = {name: within(getattr(tiles, name)) for name in names}
+        return replace(tiles, **fitting, chunk=tiles.chunk * 128 // max(channels, 128))
 
 
 # --- TensorNet2 energy, forces and charges by fused kernels: hand-written backward pass, no autograd, no allocation ---
@@ -344,15 +339,15 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         return (programs, self.weights.channels // tile.channels), constants
 
     def _layer(
-        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor, w: Tensor,
-        out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None,
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor,
+        w: SplitMatrix, out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Launch one layer of the filters, or its gradient."""
         block = shapes.layer
-        grid = w.shape[2] // block.cols, -(-chunk[2] // block.rows)
+        grid = w.parts.shape[2] // block.cols, -(-chunk[2] // block.rows)
         filters.layer_kernel[grid](
-            a, w, bias, bias if factor is None else factor, out, bias if slope is None else slope, edges.row_ptr,
-            *chunk, K=w.shape[1], N=w.shape[2], MODE=mode, WITH_SLOPE=slope is not None,
+            a, *w, bias, bias if factor is None else factor, out, bias if slope is None else slope, edges.row_ptr,
+            *chunk, K=w.parts.shape[1], N=w.parts.shape[2], MODE=mode, WITH_SLOPE=slope is not None,
             BM=block.rows, BN=block.cols, BK=block.depth, num_warps=block.warps, num_stages=block.stages,
             **self._options(shapes),
         )  # fmt: skip
@@ -423,11 +418,11 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
     ) -> None:  # fmt: skip
         w, net = self.weights, self.weights.filters[k]
         read = edges.row_ptr, b.receiver, edges.sender, b.segment, w.layer_tables[k], b.by_charge[k]
-        rows, depth, warps = shapes.first_gradient
-        filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
-            b.second_activity, net.second_t, *read, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels,
-            C=w.charge_channels, REVERSED=backward, BM=rows, BK=depth, num_warps=warps, num_stages=3,
-            **self._options(shapes),
+        block = shapes.first_gradient
+        filters.first_gradient_kernel[(-(-chunk[2] // block.rows),)](
+            b.second_activity, *net.second_t, *read, *net.charges_t, slope, b.pair_slope, *chunk, F=w.channels,
+            C=w.charge_channels, REVERSED=backward, BM=block.rows, BK=block.depth, num_warps=block.warps,
+            num_stages=block.stages, **self._options(shapes),
         )  # fmt: skip
 
     def _options(self, shapes: FilterTiles) -> dict[str, Any]:

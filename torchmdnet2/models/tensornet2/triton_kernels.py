@@ -7,8 +7,11 @@ the charges. The filters are computed for a chunk of slots at a time and are nev
 The slot of an edge in the row of atom i from j is filled for the message j → i; REVERSED for i → j, which the gradients
 of Y_i need where filters are computed again.
 
-Products as in tensornet/triton_products.py: a number is two float16 numbers, high + low/2048, and the product of two
-low parts is left out. Here they are split where they are written.
+A number of a product is the sum of two float16 numbers, and the product of two low parts is left out, as in
+tensornet/triton_products.py. Here numbers are split where they are written. The low part has no factor: large numbers
+take its place. Activations and gradients are multiplied by 16, so that those above 0.016 have 22 bits and others an
+absolute error of 2⁻²⁹; they must be below 4,094. Weights have a factor of their matrix (weights.py). So all three
+products are added to one sum, whose registers bound how many blocks a multiprocessor takes.
 
 Shapes: N atoms, E edges (capacity), F channels, C charge channels, S slots of a chunk.
 """
@@ -19,7 +22,7 @@ import triton
 import triton.language as tl
 
 from ...core.triton_launch import after_previous, before_next
-from ..tensornet.triton_algebra import halves, load9, product, squared_norm, store9
+from ..tensornet.triton_algebra import load9, product, squared_norm, store9
 from ..tensornet.triton_edges import reverse_of, store_sums, sum_lanes, unpack_segment
 from ..tensornet.triton_products import settle, silu, silu_slope
 
@@ -69,9 +72,17 @@ def atoms_of_slots(slot, alive, num_atoms, sender, receiver, segment, REVERSED: 
 
 
 @triton.jit
+def parts_of(x):
+    """16 x as the sum of two float16 numbers."""
+    x *= 16.0
+    high = x.to(tl.float16)
+    return high, (x - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
 def store_split(out, at, x, mask, plane):
     """x as two float16 numbers, plane apart."""
-    high, low = halves(x)
+    high, low = parts_of(x)
     tl.store(out + at, high, mask)
     tl.store(out + plane + at, low, mask)
 
@@ -104,26 +115,61 @@ def radial_half(p, t, mask, F: tl.constexpr):
 
 @triton.jit
 def split_product(
-    a, w, rows, cols, m, plane, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
-):
-    """A W [BM, BN] of split A [2, S, K], plane apart, and W [2, K, N]."""
+    a, w, unit, rows, cols, m, plane,
+    K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """A W [BM, BN] of split A [2, S, K], plane apart, and W [2, K, N], split in this unit."""
     y = tl.zeros([BM, BN], tl.float32)
-    small = y
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
         at = a + rows[:, None] * K + k[None, :]
         high, low = tl.load(at, m, other=0.0), tl.load(at + plane, m, other=0.0)
         of = w + k[:, None] * N + cols[None, :]
         w_high, w_low = tl.load(of), tl.load(of + K * N)
-        small = tl.dot(low, w_high, small)
-        small = tl.dot(high, w_low, small)
-        y += tl.dot(high, w_high)
-    return y + small * (1.0 / 2048.0)
+        y = tl.dot(low, w_high, y)
+        y = tl.dot(high, w_low, y)
+        y = tl.dot(high, w_high, y)
+    return y * (unit / 16.0)
+
+
+@triton.jit
+def quarters(y):
+    """y by quarters of its columns, from left to right.
+
+    What follows a product takes two to three times as many registers as the sum itself. A part of the columns at a time
+    leaves room for another block on the multiprocessor.
+    """
+    left, right = column_halves(y)
+    y0, y1 = column_halves(left)
+    y2, y3 = column_halves(right)
+    return y0, y1, y2, y3
+
+
+@triton.jit
+def column_halves(y):
+    return tl.split(tl.permute(tl.reshape(y, (y.shape[0], 2, y.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def finish(y, start, first, given, MODE: tl.constexpr, WITH_SLOPE: tl.constexpr):
+    """Write what `layer_kernel` gives, for columns of Y from the first one on."""
+    bias, factor, out, slope_out, m, plane = given
+    col = first + tl.arange(0, y.shape[1])[None, :]
+    at = start + col
+    if MODE == "hidden":
+        y += tl.load(bias + col)
+        store_split(out, at, silu(y), m, plane)
+        if WITH_SLOPE:
+            tl.store(slope_out + at, silu_slope(y), m)
+    elif MODE == "last":
+        tl.store(out + at, y + tl.load(bias + col), m)
+    else:
+        store_split(out, at, y * tl.load(factor + at, m, other=0.0), m, plane)
 
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def layer_kernel(
-    a, w, bias, factor, out, slope_out, row_ptr, num_atoms, first_slot, num_slots,
+    a, w, unit, bias, factor, out, slope_out, row_ptr, num_atoms, first_slot, num_slots,
     K: tl.constexpr, N: tl.constexpr, MODE: tl.constexpr, WITH_SLOPE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -139,17 +185,17 @@ def layer_kernel(
     cols = tl.program_id(0) * BN + tl.arange(0, BN)
     if tl.program_id(1) * BM < alive:
         m = (rows < alive)[:, None]
-        y = split_product(a, w, rows, cols, m, num_slots * K, K, N, BM, BN, BK)
-        at = rows[:, None] * N + cols[None, :]
-        if MODE == "hidden":
-            y += tl.load(bias + cols)[None, :]
-            store_split(out, at, silu(y), m, num_slots * N)
-            if WITH_SLOPE:
-                tl.store(slope_out + at, silu_slope(y), m)
-        elif MODE == "last":
-            tl.store(out + at, y + tl.load(bias + cols)[None, :], m)
+        y = split_product(a, w, unit, rows, cols, m, num_slots * K, K, N, BM, BN, BK)
+        start, col = rows[:, None] * N, tl.program_id(0) * BN
+        given = bias, factor, out, slope_out, m, num_slots * N
+        if BN <= 64:
+            finish(y, start, col, given, MODE, WITH_SLOPE)
         else:
-            store_split(out, at, y * tl.load(factor + at, m, other=0.0), m, num_slots * N)
+            y0, y1, y2, y3 = quarters(y)
+            finish(y0, start, col, given, MODE, WITH_SLOPE)
+            finish(y1, start, col + BN // 4, given, MODE, WITH_SLOPE)
+            finish(y2, start, col + BN // 2, given, MODE, WITH_SLOPE)
+            finish(y3, start, col + 3 * BN // 4, given, MODE, WITH_SLOPE)
     before_next(PDL)
 
 
@@ -165,10 +211,27 @@ def radial_half_and_slope(p, t, mask, F: tl.constexpr):
     return value * t + tl.load(p, mask, other=0.0), slope
 
 
+@triton.jit
+def add_channels(y, along, g, first, read, F: tl.constexpr, C: tl.constexpr):
+    """From the gradient g of silu(h), for channels from the first one on: add dE/d(charges) to y and dE/dd to along."""
+    table, t, of_receiver, of_sender, m, charges_t = read
+    g = settle(g, g.shape[0], g.shape[1])
+    c = first + tl.arange(0, g.shape[1])
+    h, slope = radial_half_and_slope(table + c[None, :], t, m, F)
+    h += tl.load(of_receiver + c[None, :], m, other=0.0)
+    h += tl.load(of_sender + c[None, :], m, other=0.0)
+    g *= silu_slope(h)
+    along += tl.sum(g * slope, 1)
+    high, low = parts_of(g)
+    of = charges_t + c[:, None] * (2 * C) + tl.arange(0, 2 * C)[None, :]
+    w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
+    return tl.dot(high, w_high, tl.dot(high, w_low, tl.dot(low, w_high, y))), along
+
+
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def first_gradient_kernel(
-    a, w, row_ptr, receiver, sender, segment, table, by_charge, charges_t, slope, pair_slope, num_atoms,
-    first_slot, num_slots,
+    a, w, unit, row_ptr, receiver, sender, segment, table, by_charge, charges_t, charge_unit, slope, pair_slope,
+    num_atoms, first_slot, num_slots,
     F: tl.constexpr, C: tl.constexpr, REVERSED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From the gradient [2, S, 2F] of what the second activation acts on, split: dE/dd through T into slope [E], and
@@ -183,21 +246,25 @@ def first_gradient_kernel(
     if first_slot + tl.program_id(0) * BM < end:
         alive = (slot < end) & (here < num_slots)
         m = alive[:, None]
-        c = tl.arange(0, F)
-        g = settle(split_product(a, w, here, c, m, num_slots * 2 * F, 2 * F, F, BM, F, BK), BM, F)
+        g = split_product(a, w, unit, here, tl.arange(0, F), m, num_slots * 2 * F, 2 * F, F, BM, F, BK)
         i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, segment, REVERSED)
-        h, along = radial_half_and_slope(table + k[:, None] * (4 * F) + c[None, :], t[:, None], m, F)
-        h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
-        h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
-        g *= silu_slope(h)
-        tl.store(slope + slot - num_atoms, tl.sum(g * along, 1), alive & (slot >= num_atoms))
-        high, low = halves(g)
+        read = (
+            table + k[:, None] * (4 * F), t[:, None], by_charge + i[:, None].to(tl.int64) * (2 * F),
+            by_charge + j[:, None].to(tl.int64) * (2 * F) + F, m, charges_t,
+        )  # fmt: skip
+        y = tl.zeros([BM, 2 * C], tl.float32)
+        along = tl.zeros([BM], tl.float32)
+        if F < 128:
+            y, along = add_channels(y, along, g, 0, read, F, C)
+        else:
+            g0, g1, g2, g3 = quarters(g)
+            y, along = add_channels(y, along, g0, 0, read, F, C)
+            y, along = add_channels(y, along, g1, F // 4, read, F, C)
+            y, along = add_channels(y, along, g2, F // 2, read, F, C)
+            y, along = add_channels(y, along, g3, 3 * F // 4, read, F, C)
+        tl.store(slope + slot - num_atoms, along, alive & (slot >= num_atoms))
         q = tl.arange(0, 2 * C)[None, :]
-        of = charges_t + c[:, None] * (2 * C) + q
-        w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
-        small = tl.dot(high, w_low, tl.dot(low, w_high))
-        y = tl.dot(high, w_high) + small * (1.0 / 2048.0)
-        tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y, m)
+        tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y * (charge_unit / 16.0), m)
     before_next(PDL)
 
 
@@ -248,10 +315,14 @@ def message_kernel(
         row, e, end, steps = edges_of_rows(row_ptr, first_row, high, first_edge, last_edge, BR, BE)
         m0 = tl.zeros([BR * BE, BF], tl.float32)
         m1, m2, m3, m4, m5, m6, m7, m8 = m0, m0, m0, m0, m0, m0, m0, m0
+        # atom and cutoff function of an edge are read one turn ahead: what it reads next depends on them
+        next_j, next_cut = tl.load(sender + e, e < end, other=0), tl.load(envelope + e, e < end, other=0.0)
         for _ in range(0, steps):
             mask = e < end
-            j = tl.load(sender + e, mask, other=0)
-            cut = tl.load(envelope + e, mask, other=0.0)
+            j, cut = next_j, next_cut
+            ahead = e + BE < end
+            next_j = tl.load(sender + e + BE, ahead, other=0)
+            next_cut = tl.load(envelope + e + BE, ahead, other=0.0)
             h = h3 + (num_atoms + e - first_slot) * (3 * F) + c
             s = y + j.to(tl.int64) * (9 * F) + c
             g = silu(tl.load(h, mask, other=0.0)) * cut
@@ -345,15 +416,17 @@ def message_backward_kernel(
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + row.to(tl.int64) * (9 * F) + c, row < high, F)
         a0 = tl.zeros([BR * BE, BF], tl.float32)
         a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
+        next_j, next_back = tl.load(sender + e, e < end, other=0), tl.load(reverse + e, e < end, other=0)
+        next_cut = tl.load(envelope + e, e < end, other=0.0)
         for _ in range(0, steps):
             mask = e < end
             m = mask & (c >= 0)
-            j = tl.load(sender + e, mask, other=0)
-            cut = tl.load(envelope + e, mask, other=0.0)
-            if KEPT:
-                place = (num_atoms + tl.load(reverse + e, mask, other=0)) * (3 * F) + c
-            else:
-                place = (num_atoms + e - first_slot) * (3 * F) + c
+            j, back, cut = next_j, next_back, next_cut
+            ahead = e + BE < end
+            next_j = tl.load(sender + e + BE, ahead, other=0)
+            next_back = tl.load(reverse + e + BE, ahead, other=0)
+            next_cut = tl.load(envelope + e + BE, ahead, other=0.0)
+            place = (num_atoms + (back if KEPT else e - first_slot)) * (3 * F) + c
             h = h3 + place
             s = dm + j.to(tl.int64) * (9 * F) + c
             x0 = tl.load(s, mask, other=0.0)

@@ -7,6 +7,7 @@ channels, padded with zeros to a power of two of at least 16.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ..tensornet.weights import Filters, FrozenTensorNet
 
-__all__ = ["ChargeWeights", "FilterWeights", "FrozenTensorNet2", "padded_channels", "split"]
+__all__ = ["ChargeWeights", "FilterWeights", "FrozenTensorNet2", "SplitMatrix", "padded_channels", "split"]
 
 
 class FilterWeights(NamedTuple):
@@ -22,19 +23,19 @@ class FilterWeights(NamedTuple):
 
     Attributes:
         charges: [C, 2F], from the charges of the receiver (first F) and the sender to the first layer.
-        charges_t: [2, F, 2C] float16, the transposes, beside each other, see `split`.
-        second, third: [2, F, 2F] and [2, 2F, 3F] float16, see `split`; second_bias, third_bias.
-        second_t, third_t: [2, 2F, F] and [2, 3F, 2F], the transposes.
+        charges_t: [F, 2C], the transposes, beside each other; as all below in halves for the GPU, see `split`.
+        second, third: [F, 2F] and [2F, 3F]; second_bias, third_bias.
+        second_t, third_t: [2F, F] and [3F, 2F], the transposes.
     """
 
     charges: Tensor
-    charges_t: Tensor
-    second: Tensor
+    charges_t: Any
+    second: Any
     second_bias: Tensor
-    third: Tensor
+    third: Any
     third_bias: Tensor
-    second_t: Tensor
-    third_t: Tensor
+    second_t: Any
+    third_t: Any
 
 
 class ChargeWeights(NamedTuple):
@@ -65,19 +66,31 @@ def padded_channels(q_dim: int) -> int:
     return max(16, 1 << (q_dim - 1).bit_length())
 
 
-def split(w: Tensor) -> Tensor:
-    """[K, N] → [2, K, N] float16, W = high + low/2048.
+class SplitMatrix(NamedTuple):
+    """W [K, N] = unit · (high + low).
+
+    Attributes:
+        parts: [2, K, N] float16.
+        unit: a power of two, with which the largest number is between 2¹⁴ and 2¹⁵.
+    """
+
+    parts: Tensor
+    unit: float
+
+
+def split(w: Tensor) -> SplitMatrix:
+    """Return W [K, N] in two float16 numbers.
 
     Raises:
-        ValueError: a weight has no finite number in half precision.
+        ValueError: a weight is not finite.
     """
-    high = w.half()
-    if not torch.isfinite(high).all():
-        raise ValueError(
-            "a weight is not finite or above 65504, the largest number in half precision: use "
-            "Evaluator(…, precision='float64')"
-        )
-    return torch.stack([high, ((w.double() - high.double()) * 2048).half()]).contiguous()
+    largest = float(w.abs().max())
+    if not math.isfinite(largest):
+        raise ValueError("a weight is not finite: the model file is damaged, or its training diverged")
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 15)
+    exact = w.double() / unit
+    high = exact.half()
+    return SplitMatrix(torch.stack([high, (exact - high.double()).half()]), unit)
 
 
 class FrozenTensorNet2(FrozenTensorNet):
@@ -110,7 +123,9 @@ class FrozenTensorNet2(FrozenTensorNet):
         radial = first.weight.shape[1] - 2 * exact.q_dim
         return lambda d: (exact.distance_expansion(d) @ first.weight[:, :radial].T + first.bias)[:, None]
 
-    def _give(self, t: Tensor) -> Tensor:
+    def _give(self, t: Any) -> Any:
+        if isinstance(t, SplitMatrix):
+            return SplitMatrix(self._give(t.parts), t.unit)
         return t.detach().contiguous().to(self.device)
 
     def _pad(self, w: Tensor, dim: int) -> Tensor:
