@@ -30,6 +30,7 @@ from ..tensornet.numba_kernels import (
     ONE,
     ROWS,
     THREE,
+    VECTOR,
     add,
     ascend,
     call,
@@ -38,6 +39,7 @@ from ..tensornet.numba_kernels import (
     inline,
     layer_norm,
     layer_norm_adjoint,
+    load,
     load9,
     lower_bound,
     mix,
@@ -45,12 +47,15 @@ from ..tensornet.numba_kernels import (
     normalise_adjoint,
     panels,
     part_norms,
+    repeat,
     scale,
     sigmoid,
     silu,
     silu_and_slope,
     silu_slope,
+    store,
     store9,
+    total,
 )
 from .weights import FrozenTensorNet2
 
@@ -59,7 +64,7 @@ __all__ = [
     "CpuTensorNet2",
     "Float32TensorNet2",
     "Kernels",
-    "add_message",
+    "add_messages",
     "charge_rows",
     "equilibrate",
     "equilibrate_adjoint",
@@ -69,7 +74,7 @@ __all__ = [
     "gradient_layers",
     "kernels",
     "layers",
-    "message_adjoint",
+    "message_adjoints",
     "prepare_edges",
     "whole",
 ]
@@ -123,7 +128,7 @@ class CpuTensorNet2(CpuTensorNet):
             after = min(i + 1, layers - 1)
             charge_rows(len(r.charges), r.charges, self.filters[i].charges, r.by_charge[i])
             k.interaction(
-                chunks(r), *rows, r.receiver, r.reverse, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q,
+                chunks(r), *rows, r.receiver, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q,
                 self.mix_out[i][0], self.mix_in[after][0], i + 1 == layers, buffers.with_forces and r.kept[i] > 0,
                 r.x[i], r.y[i], r.m[i], r.d[i], r.x[i + 1], r.inverse[i + 1], r.y[after], r.kept2[i], r.kept3[i],
             )  # fmt: skip
@@ -151,7 +156,7 @@ class CpuTensorNet2(CpuTensorNet):
             self._update_backward(r, i + 1, slope is not None or i + 1 < layers)
             f = self.filters[i]
             k.message_backward(
-                chunks(r), *rows, r.receiver, r.envelope, r.envelope_slope, r.knot, r.offset,
+                chunks(r), *rows, r.receiver, r.reverse, r.envelope, r.envelope_slope, r.knot, r.offset,
                 *self._filters(r, i), f.second_t, f.third_t, f.charges_t, self.mix_in[i][1], r.kept[i] > 0,
                 r.kept2[i], r.kept3[i], r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy, r.slope, r.g, r.own_slope,
                 r.pair_slope,
@@ -208,7 +213,7 @@ class _Fields(Fields):
 
     Attributes:
         kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer are large enough for all edges. They hold
-            the slopes of the second activation, and what the third acts on, in the row of the reverse edge.
+            the slopes of the second activation, and what the third acts on.
     """
 
     receiver: Array
@@ -345,22 +350,22 @@ def whole(slots):
 
 
 @call
-def layers(slots, h1, active1, w2, b2, h2, active2, w3, b3, h3, F):
-    """h3 from h1, and in h2 the slopes of the second activation."""
+def layers(slots, h1, active1, w2, b2, h2, active2, w3, b3, h3, at, F):
+    """h3 from h1, and in h2 the slopes of the second activation, both from row `at` on."""
     for s in range(slots):
         silu(h1[s], active1[s], F)
-    dense(active1, 0, w2, b2, h2, 0, F, 2 * F, whole(slots))
+    dense(active1, 0, w2, b2, h2, at, F, 2 * F, whole(slots))
     for s in range(slots):
-        silu_and_slope(h2[s], active2[s], 2 * F)
-    dense(active2, 0, w3, b3, h3, 0, 2 * F, 3 * F, whole(slots))
+        silu_and_slope(h2[at + s], active2[s], 2 * F)
+    dense(active2, 0, w3, b3, h3, at, 2 * F, 3 * F, whole(slots))
 
 
 @call
-def gradient_layers(slots, g3, w3t, slope2, at, g2, w2t, h1, g1, none, F):
-    """g1 [slots, F], the gradient of h1, from g3, that of h3; slope2 has the slopes from row `at` on."""
+def gradient_layers(slots, g3, w3t, slope2, row, g2, w2t, h1, g1, none, F):
+    """g1 [slots, F], the gradient of h1, from g3, that of h3; slope2 has the slopes, in rows `row`."""
     dense(g3, 0, w3t, none, g2, 0, 3 * F, 2 * F, whole(slots))
     for s in range(slots):
-        g, slope = g2[s], slope2[at + s]
+        g, slope = g2[s], slope2[row[s]]
         for c in range(2 * F):
             g[c] *= slope[c]
     dense(g2, 0, w2t, none, g1, 0, 2 * F, F, whole(slots))
@@ -368,51 +373,114 @@ def gradient_layers(slots, g3, w3t, slope2, at, g2, w2t, h1, g1, none, F):
         silu_slope(h1[s], g1[s], F)
 
 
-@call
-def add_message(envelope, h, g, y, m, F):
-    """m [9F] += envelope · silu(h) ⊙ y; g [3F] is scratch."""
-    silu(h, g, 3 * F)
-    for c in range(F):
-        i, a, s = envelope * g[c], envelope * g[c + F], envelope * g[c + 2 * F]
-        m[c] += i * y[c]
-        m[c + F] += a * y[c + F]
-        m[c + 2 * F] += a * y[c + 2 * F]
-        m[c + 3 * F] += a * y[c + 3 * F]
-        m[c + 4 * F] += s * y[c + 4 * F]
-        m[c + 5 * F] += s * y[c + 5 * F]
-        m[c + 6 * F] += s * y[c + 6 * F]
-        m[c + 7 * F] += s * y[c + 7 * F]
-        m[c + 8 * F] += s * y[c + 8 * F]
+@inline
+def end_of_run(receiver, first, stop):
+    """The end of the edges from the first one on that have its receiver."""
+    end = first + 1
+    while end < stop and receiver[end] == receiver[first]:
+        end += 1
+    return end
+
+
+@inline
+def load3(x, at, F):
+    """VECTOR channels of three components."""
+    return load(x, at), load(x, at + F), load(x, at + 2 * F)
+
+
+@inline
+def load5(x, at, F):
+    return load(x, at), load(x, at + F), load(x, at + 2 * F), load(x, at + 3 * F), load(x, at + 4 * F)
+
+
+@inline
+def store3(x, at, F, x0, x1, x2):
+    store(x, at, x0)
+    store(x, at + F, x1)
+    store(x, at + 2 * F, x2)
+
+
+@inline
+def store5(x, at, F, x0, x1, x2, x3, x4):
+    store3(x, at, F, x0, x1, x2)
+    store(x, at + 3 * F, x3)
+    store(x, at + 4 * F, x4)
 
 
 @call
-def message_adjoint(envelope, envelope_slope, h, g, dm, y, dy, F):
-    """Backwards from dm: dy [9F] += filter ⊙ dm; g [3F] the gradient of h. Returns the slope by the envelope."""
-    along = ZERO
-    sigmoid(h, g, 3 * F)
-    for c in range(F):
-        si, sa, ss = g[c], g[c + F], g[c + 2 * F]
-        hi, ha, hs = h[c], h[c + F], h[c + 2 * F]
-        i, a, s = envelope * (si * hi), envelope * (sa * ha), envelope * (ss * hs)
-        m0, m1, m2, m3, m4 = dm[c], dm[c + F], dm[c + 2 * F], dm[c + 3 * F], dm[c + 4 * F]
-        m5, m6, m7, m8 = dm[c + 5 * F], dm[c + 6 * F], dm[c + 7 * F], dm[c + 8 * F]
-        dy[c] += i * m0
-        dy[c + F] += a * m1
-        dy[c + 2 * F] += a * m2
-        dy[c + 3 * F] += a * m3
-        dy[c + 4 * F] += s * m4
-        dy[c + 5 * F] += s * m5
-        dy[c + 6 * F] += s * m6
-        dy[c + 7 * F] += s * m7
-        dy[c + 8 * F] += s * m8
-        by_i = m0 * y[c]
-        by_a = m1 * y[c + F] + m2 * y[c + 2 * F] + m3 * y[c + 3 * F]
-        by_s = m4 * y[c + 4 * F] + m5 * y[c + 5 * F] + m6 * y[c + 6 * F] + m7 * y[c + 7 * F] + m8 * y[c + 8 * F]
-        along += si * hi * by_i + sa * ha * by_a + ss * hs * by_s
-        g[c] = envelope * by_i * (si * (ONE + hi * (ONE - si)))
-        g[c + F] = envelope * by_a * (sa * (ONE + ha * (ONE - sa)))
-        g[c + 2 * F] = envelope * by_s * (ss * (ONE + hs * (ONE - ss)))
-    return envelope_slope * along
+def add_messages(first, stop, other, cut, h, at, f, y, m, i, F):
+    """M_i += Σ cut · silu(h) ⊙ Y_j, for slots first … stop with the atoms j = `other`; h has them from row `at` on.
+
+    f [slots, 3F] is scratch. The sums of VECTOR channels stay in registers for all slots.
+    """
+    for s in range(first, stop):
+        row, factor = f[s], cut[s]
+        silu(h[at + s], row, 3 * F)
+        for c in range(3 * F):
+            row[c] *= factor
+    for c in range(0, F, VECTOR):
+        o = i * 9 * F + c
+        m0 = load(m, o)
+        m1, m2, m3 = load3(m, o + F, F)
+        m4, m5, m6, m7, m8 = load5(m, o + 4 * F, F)
+        for s in range(first, stop):
+            k, j = s * 3 * F + c, other[s] * 9 * F + c
+            g = load(f, k)
+            m0 = m0 + g * load(y, j)
+            g, (y0, y1, y2) = load(f, k + F), load3(y, j + F, F)
+            m1, m2, m3 = m1 + g * y0, m2 + g * y1, m3 + g * y2
+            g, (y0, y1, y2, y3, y4) = load(f, k + 2 * F), load5(y, j + 4 * F, F)
+            m4, m5, m6, m7, m8 = m4 + g * y0, m5 + g * y1, m6 + g * y2, m7 + g * y3, m8 + g * y4
+        store(m, o, m0)
+        store3(m, o + F, F, m1, m2, m3)
+        store5(m, o + 4 * F, F, m4, m5, m6, m7, m8)
+
+
+@inline
+def through_filter(s, c, row, by_filter, cut, h, g, along, F):
+    """From ⟨dM, Y⟩, VECTOR channels of a filter: returns it, from h and the sigmoids in g, which the gradient of h
+    replaces; along [slots, VECTOR] gets that of the cutoff function."""
+    k = s * 3 * F + c
+    factor, sigma = repeat(cut, s), load(g, k)
+    active = sigma * load(h, row * 3 * F + c)
+    store(along, s * VECTOR, load(along, s * VECTOR) + active * by_filter)
+    store(g, k, factor * by_filter * (sigma + active - active * sigma))
+    return factor * active
+
+
+@call
+def message_adjoints(first, stop, other, cut, h, row, g, dm, y, dy, i, along, F):
+    """Backwards from dM_j, for the slots of `add_messages`: dY_i += filter ⊙ dM_j, g [slots, 3F] the gradient of h.
+
+    h has the slots in rows `row`. The sums of along [slots, VECTOR] are the gradient of `cut`. The parts I, A and S
+    come one after another, since the registers of AVX2 do not hold them together.
+    """
+    for s in range(first, stop):
+        sigmoid(h[row[s]], g[s], 3 * F)
+        along[s, :] = ZERO
+    for c in range(0, F, VECTOR):
+        o = i * 9 * F + c
+        d0, y0 = load(dy, o), load(y, o)
+        for s in range(first, stop):
+            x0 = load(dm, other[s] * 9 * F + c)
+            f = through_filter(s, c, row[s], x0 * y0, cut, h, g, along, F)
+            d0 = d0 + f * x0
+        store(dy, o, d0)
+        o += F
+        (d0, d1, d2), (y0, y1, y2) = load3(dy, o, F), load3(y, o, F)
+        for s in range(first, stop):
+            x0, x1, x2 = load3(dm, other[s] * 9 * F + F + c, F)
+            f = through_filter(s, c + F, row[s], x0 * y0 + x1 * y1 + x2 * y2, cut, h, g, along, F)
+            d0, d1, d2 = d0 + f * x0, d1 + f * x1, d2 + f * x2
+        store3(dy, o, F, d0, d1, d2)
+        o += 3 * F
+        (d0, d1, d2, d3, d4), (y0, y1, y2, y3, y4) = load5(dy, o, F), load5(y, o, F)
+        for s in range(first, stop):
+            x0, x1, x2, x3, x4 = load5(dm, other[s] * 9 * F + 4 * F + c, F)
+            dot = x0 * y0 + x1 * y1 + x2 * y2 + x3 * y3 + x4 * y4
+            f = through_filter(s, c + 2 * F, row[s], dot, cut, h, g, along, F)
+            d0, d1, d2, d3, d4 = d0 + f * x0, d1 + f * x1, d2 + f * x2, d3 + f * x3, d4 + f * x4
+        store5(dy, o, F, d0, d1, d2, d3, d4)
 
 
 @call
@@ -479,38 +547,44 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     @kernel
     def interaction(
         begin, stop,
-        n, row_ptr, sender, receiver, reverse, envelope, knot, offset, table, self_first, by_charge, w2, b2, w3, b3,
+        n, row_ptr, sender, receiver, envelope, knot, offset, table, self_first, by_charge, w2, b2, w3, b3,
         charge_factor, w_out, w_next, last, kept, x, y, m, d, x_next, inverse_next, y_next, kept2, kept3,
     ):  # fmt: skip
         """M with filters that depend on the charges, then as TensorNet's. `kept`: what `layers` gives in h2 [E, 2F]
-        and h3 [E, 3F] is stored, in the rows of the reverse edges, which the gradient reads from front to back."""
+        and h3 [E, 3F] is stored for the gradient."""
         for chunk in range(begin, stop):
             first = chunk * ROWS
             h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
             h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
-            h3, g = np.empty((SLOTS, 3 * F), np.float32), np.empty(3 * F, np.float32)
+            h3, f = np.empty((SLOTS, 3 * F), np.float32), np.empty((SLOTS, 3 * F), np.float32)
+            other, cut = np.empty(SLOTS, np.int64), np.ones(SLOTS, np.float32)
             for r in range(ROWS):
                 q, row = by_charge[first + r], h1[r]
                 for c in range(F):
                     row[c] = self_first[c] + (q[c] + q[c + F])
-            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, 0, F)
             for r in range(ROWS):
-                m_row = m[first + r]
-                m_row[:] = ZERO
-                add_message(ONE, h3[r], g, y[first + r], m_row, F)
+                i = other[r] = first + r
+                m[i, :] = ZERO
+                add_messages(r, r + 1, other, cut, h3, 0, f, y, m, i, F)
             start, end = row_ptr[min(first, n)], row_ptr[min(first + ROWS, n)]
             for e0 in range(start, end, SLOTS):
                 slots = min(SLOTS, end - e0)
                 for s in range(slots):
                     e = e0 + s
+                    other[s], cut[s] = sender[e], envelope[e]
                     first_layer(table[knot[e]], offset[e], by_charge[receiver[e]], by_charge[sender[e]], h1[s], F)
-                layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
-                for s in range(slots):
-                    e = e0 + s
-                    add_message(envelope[e], h3[s], g, y[sender[e]], m[receiver[e]], F)
-                    if kept:
-                        kept2[reverse[e], :] = h2[s]
-                        kept3[reverse[e], :] = h3[s]
+                # rows beyond a block that is not full belong to another thread
+                in_place = kept and slots == SLOTS
+                of2, of3, at = (kept2, kept3, e0) if in_place else (h2, h3, 0)
+                layers(slots, h1, a1, w2, b2, of2, a2, w3, b3, of3, at, F)
+                if kept and not in_place:
+                    kept2[e0 : e0 + slots], kept3[e0 : e0 + slots] = h2[:slots], h3[:slots]
+                s = 0
+                while s < slots:
+                    s1 = end_of_run(receiver, e0 + s, e0 + slots) - e0
+                    add_messages(s, s1, other, cut, of3, at, f, y, m, receiver[e0 + s], F)
+                    s = s1
             ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
     @kernel
@@ -551,7 +625,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     @kernel
     def message_backward(
         begin, stop,
-        n, row_ptr, sender, receiver, envelope, envelope_slope, knot, offset, table, self_first, by_charge,
+        n, row_ptr, sender, receiver, reverse, envelope, envelope_slope, knot, offset, table, self_first, by_charge,
         w2, b2, w3, b3, w2t, w3t, charges_t, w_in_t, kept, kept2, kept3, x, inverse, y, dm, dy, slope, g, own_slope,
         pair_slope,
     ):  # fmt: skip
@@ -566,42 +640,47 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             h3, g3 = np.empty((SLOTS, 3 * F), np.float32), np.zeros((SLOTS, 3 * F), np.float32)
             none, by_pair = np.zeros(2 * F + 2 * C, np.float32), np.empty((SLOTS, C), np.float32)
             dx, sent = np.empty((ROWS, 9 * F), np.float32), np.empty((ROWS, F), np.float32)
+            other, cut = np.empty(SLOTS, np.int64), np.ones(SLOTS, np.float32)
+            along, row = np.empty((SLOTS, VECTOR), np.float32), np.arange(SLOTS)
             for r in range(ROWS):
-                q, row = by_charge[first + r], h1[r]
+                q, h = by_charge[first + r], h1[r]
                 for c in range(F):
-                    row[c] = self_first[c] + (q[c] + q[c + F])
-            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+                    h[c] = self_first[c] + (q[c] + q[c + F])
+            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, 0, F)
             for r in range(ROWS):
-                i = first + r
-                message_adjoint(ONE, ZERO, h3[r], g3[r], dm[i], y[i], dy[i], F)
-            gradient_layers(ROWS, g3, w3t, h2, 0, a2, w2t, h1, a1, none, F)
+                i = other[r] = first + r
+                message_adjoints(r, r + 1, other, cut, h3, row, g3, dm, y, dy, i, along, F)
+            gradient_layers(ROWS, g3, w3t, h2, row, a2, w2t, h1, a1, none, F)
             dense(a1, 0, charges_t, none, by_pair, 0, F, C)
             for r in range(ROWS):
                 sent[r, :] = a1[r]
                 own_slope[first + r, :] = by_pair[r]
             start, end = row_ptr[min(first, n)], row_ptr[min(first + ROWS, n)]
-            slope2, by_layer = (kept2, kept3) if kept else (h2, h3)
+            of2, of3 = (kept2, kept3) if kept else (h2, h3)
             for e0 in range(start, end, SLOTS):
-                slots, at = min(SLOTS, end - e0), e0 if kept else 0
+                slots = min(SLOTS, end - e0)
                 for s in range(slots):
                     e = e0 + s
+                    other[s], cut[s] = sender[e], envelope[e]
                     first_layer(table[knot[e]], offset[e], by_charge[sender[e]], by_charge[receiver[e]], h1[s], F)
+                    if kept:
+                        row[s] = reverse[e]
                 if not kept:
-                    layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
-                for s in range(slots):
-                    e = e0 + s
-                    i = receiver[e]
-                    slope[e] += message_adjoint(
-                        envelope[e], envelope_slope[e], by_layer[at + s], g3[s], dm[sender[e]], y[i], dy[i], F
-                    )
-                gradient_layers(slots, g3, w3t, slope2, at, a2, w2t, h1, a1, none, F)
+                    layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, 0, F)
+                s = 0
+                while s < slots:
+                    s1 = end_of_run(receiver, e0 + s, e0 + slots) - e0
+                    message_adjoints(s, s1, other, cut, of3, row, g3, dm, y, dy, receiver[e0 + s], along, F)
+                    s = s1
+                gradient_layers(slots, g3, w3t, of2, row, a2, w2t, h1, a1, none, F)
                 dense(a1, 0, charges_t, none, by_pair, 0, F, C, whole(slots))
                 for s in range(slots):
                     e = e0 + s
-                    g_row, total = a1[s], sent[receiver[e] - first]
-                    slope[e] += first_slope(table[knot[e]], offset[e], g_row, F)
+                    g_row, total_row = a1[s], sent[receiver[e] - first]
+                    by_cut = envelope_slope[e] * total(load(along, s * VECTOR))
+                    slope[e] += by_cut + first_slope(table[knot[e]], offset[e], g_row, F)
                     for c in range(F):
-                        total[c] += g_row[c]
+                        total_row[c] += g_row[c]
                     pair_slope[e, :] = by_pair[s]
             dense(sent, 0, charges_t[C // LANES :], none, by_pair, 0, F, C)
             for r in range(ROWS):
