@@ -106,16 +106,8 @@ def pretend(capability: int) -> Compiled:
     # a search may be made on the CPU only for the interpreter, whose block shapes are not wanted here
     triton_search.interpreted = lambda: sys._getframe(1).f_code.co_name == "__init__"
     triton_search.overlap_launches = lambda device: capability >= 90
-    triton_search._single_tile = single_tile
+    triton_search._single_tile = lambda num_atoms, device: triton_search.division(num_atoms, PROCESSORS)
     return compiled
-
-
-def single_tile(num_atoms: int, device: torch.device) -> Any:
-    """`triton_search._single_tile` of a GPU with this many multiprocessors."""
-    rows = triton.next_power_of_2(-(-num_atoms // (2 * PROCESSORS)))
-    if rows > 8:
-        return None
-    return triton_search._SingleTile(rows, 256, -(-num_atoms // rows), {"launch_cooperative_grid": True})
 
 
 def inference(capability: int, sizes: list[int], channels: int) -> None:

@@ -21,6 +21,23 @@ def test_kernels_in_the_interpreter():
 
 
 @needs_triton
+@pytest.mark.parametrize("num_atoms", [1, 264, 265, 1056, 1057, 2112])
+def test_programs_of_one_structure_run_side_by_side(num_atoms):
+    from torchmdnet2.neighbors.triton_search import division
+
+    tile = division(num_atoms, processors=132)
+    assert (tile.programs - 1) * tile.rows < num_atoms <= tile.programs * tile.rows
+    assert tile.programs * tile.lanes * 128 <= 132 * 65536  # registers
+
+
+@needs_triton
+def test_too_many_atoms_for_programs_side_by_side():
+    from torchmdnet2.neighbors.triton_search import division
+
+    assert division(2113, processors=132) is None
+
+
+@needs_triton
 def test_tensors_on_the_cpu_are_refused(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="needs a CUDA device"):

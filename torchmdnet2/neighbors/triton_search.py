@@ -71,7 +71,8 @@ _CELL_REGISTERS = 128
 _SINGLE_REGISTERS = 128
 _ROW_REGISTERS = 64
 _ROW_TILE = 64
-_SINGLE_PER_PROCESSOR = 2  # programs of search_single that run side by side on a multiprocessor
+_SINGLE_TILES = ((1, 256), (2, 128), (4, 128))  # of search_single: receivers of a program, lanes
+_SINGLE_LANES = 512  # that run side by side on a multiprocessor
 _EDGES_PER_WORD = 100  # of an atom on average: so many are found in half of the turns that a word has bits for
 
 
@@ -96,15 +97,18 @@ class _SingleTile:
 
 
 def _single_tile(num_atoms: int, device: torch.device) -> _SingleTile | None:
-    """Return the division with as few receivers per program as let all run at the same time; None for too many
-    atoms."""
+    """Return the division of this device; None for too many atoms."""
     if device.type != "cuda":  # the interpreter runs one program after the other: only one can wait for all
         return _SingleTile(triton.next_power_of_2(num_atoms), 256, 1, {})
-    room = torch.cuda.get_device_properties(device).multi_processor_count * _SINGLE_PER_PROCESSOR
-    for rows in (1, 2, 4, 8):
+    return division(num_atoms, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def division(num_atoms: int, processors: int) -> _SingleTile | None:
+    """Return the first division of `_SINGLE_TILES` whose programs all run at the same time."""
+    for rows, lanes in _SINGLE_TILES:
         programs = triton.cdiv(num_atoms, rows)
-        if programs <= room:
-            return _SingleTile(rows, 256, programs, {"launch_cooperative_grid": True})
+        if programs * lanes <= processors * _SINGLE_LANES:
+            return _SingleTile(rows, lanes, programs, {"launch_cooperative_grid": True})
     return None
 
 
