@@ -21,20 +21,22 @@ def test_kernels_in_the_interpreter():
 
 
 @needs_triton
+@pytest.mark.parametrize("edges", [60, 1000])
 @pytest.mark.parametrize("num_atoms", [1, 264, 265, 1056, 1057, 2112])
-def test_programs_of_one_structure_run_side_by_side(num_atoms):
+def test_programs_of_one_structure_run_side_by_side(num_atoms, edges):
     from torchmdnet2.neighbors.triton_search import division
 
-    tile = division(num_atoms, processors=132)
+    tile = division(num_atoms, edges * num_atoms, processors=132)
     assert (tile.programs - 1) * tile.rows < num_atoms <= tile.programs * tile.rows
     assert tile.programs * tile.lanes * 128 <= 132 * 65536  # registers
 
 
 @needs_triton
-def test_too_many_atoms_for_programs_side_by_side():
+@pytest.mark.parametrize("edges", [60, 1000])
+def test_too_many_atoms_for_programs_side_by_side(edges):
     from torchmdnet2.neighbors.triton_search import division
 
-    assert division(2113, processors=132) is None
+    assert division(2113, edges * 2113, processors=132) is None
 
 
 @needs_triton

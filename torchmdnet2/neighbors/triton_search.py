@@ -71,7 +71,9 @@ _CELL_REGISTERS = 128
 _SINGLE_REGISTERS = 128
 _ROW_REGISTERS = 64
 _ROW_TILE = 64
-_SINGLE_TILES = ((1, 256), (2, 128), (4, 128))  # of search_single: receivers of a program, lanes
+# of search_single: receivers of a program, lanes; of few edges, and of many
+_SINGLE_TILES = ((1, 256), (2, 128), (4, 128)), ((1, 256), (2, 256), (4, 256), (8, 256))
+_MANY_EDGES = 200  # of an atom
 _SINGLE_LANES = 512  # that run side by side on a multiprocessor
 _EDGES_PER_WORD = 100  # of an atom on average: so many are found in half of the turns that a word has bits for
 
@@ -96,16 +98,16 @@ class _SingleTile:
     launch: dict[str, bool]
 
 
-def _single_tile(num_atoms: int, device: torch.device) -> _SingleTile | None:
-    """Return the division of this device; None for too many atoms."""
+def _single_tile(num_atoms: int, capacity: int, device: torch.device) -> _SingleTile | None:
+    """Return the division for this device; None for too many atoms."""
     if device.type != "cuda":  # the interpreter runs one program after the other: only one can wait for all
         return _SingleTile(triton.next_power_of_2(num_atoms), 256, 1, {})
-    return division(num_atoms, torch.cuda.get_device_properties(device).multi_processor_count)
+    return division(num_atoms, capacity, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def division(num_atoms: int, processors: int) -> _SingleTile | None:
+def division(num_atoms: int, capacity: int, processors: int) -> _SingleTile | None:
     """Return the first division of `_SINGLE_TILES` whose programs all run at the same time."""
-    for rows, lanes in _SINGLE_TILES:
+    for rows, lanes in _SINGLE_TILES[capacity > _MANY_EDGES * num_atoms]:
         programs = triton.cdiv(num_atoms, rows)
         if programs * lanes <= processors * _SINGLE_LANES:
             return _SingleTile(rows, lanes, programs, {"launch_cooperative_grid": True})
@@ -184,7 +186,8 @@ class TritonNeighborSearch:
         self.cutoff, self.method, self.device, self.dtype = float(cutoff), method, device, dtype
         self.periodic, self._ordered = periodic, ordered
         self._overlap = overlap_launches(device)
-        self._single = _single_tile(num_atoms, device) if method == "pairs" and num_systems == 1 else None
+        one = method == "pairs" and num_systems == 1
+        self._single = _single_tile(num_atoms, capacity, device) if one else None
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -195,7 +198,6 @@ class TritonNeighborSearch:
         self._cutoff = torch.full((1,), self.cutoff, dtype=torch.float64, device=device)
         self._wanted = {"RECEIVER": receiver, "SHIFT": shift, "VECTORS": vectors, "DISTANCES": distances}
         if self._single is not None:
-            self._status = torch.zeros(self._single.programs, dtype=torch.int64, device=device)
             self._epoch = ints(1)
         else:
             self._counts = ints(num_atoms)
@@ -229,6 +231,10 @@ class TritonNeighborSearch:
         self.vectors = buffer("VECTORS", capacity, 3, dtype=self.dtype)
         self.distances = buffer("DISTANCES", capacity, dtype=self.dtype)
         self._keys = torch.zeros(capacity, dtype=torch.int32, device=self.device)
+        if self._single is not None:
+            self._single = tile = _single_tile(self.num_atoms, capacity, self.device)
+            assert tile is not None  # both divisions take as many atoms
+            self._status = torch.zeros(tile.programs, dtype=torch.int64, device=self.device)
         if self.method == "cells":
             # beyond so many turns a tile is counted and listed in float64, which is slower
             words = 1 + capacity // (_EDGES_PER_WORD * self.num_atoms)
