@@ -53,8 +53,7 @@ SCAN: dict[str, list[Any]] = {
     "filter_gradient": [MessageTile(16, 1, 32, 16), MessageTile(16, 1, 32, 8), MessageTile(8, 2, 32, 8),
                         MessageTile(8, 1, 64, 8), MessageTile(1, 4, 32, 1), MessageTile(1, 8, 32, 2)],
     "first_gradient": [
-        Block(16, 128, 64, 4, 3), Block(32, 128, 32, 4, 3), Block(32, 128, 64, 8, 3), Block(64, 128, 32, 4, 2),
-        Block(64, 128, 32, 4, 3), Block(64, 128, 64, 4, 2),
+        Block(32, 128, 64, 8, 3), Block(64, 128, 16, 4, 4), Block(64, 128, 32, 4, 3), Block(64, 128, 64, 4, 2),
     ],
     "kept": [0],
     "first": [(8, 4), (32, 4), (32, 8)],
@@ -82,10 +81,9 @@ FEW: dict[str, dict[str, Any]] = {
         "predict_gradient": Block(1, 16, 128, 2),
     },
     "charges on CUDA cores, gradient with 4 warps": {**_CUDA_CORES, "predict": Block(1, 128, 128, 4)},
-    "layer 64 x 32": {"layer": Block(64, 32, 64, 4, 3)},
+    "layer 64 x 64": {"layer": Block(64, 64, 64, 4, 3)},
     "layer 16 x 64": {"layer": Block(16, 64, 64, 4, 3)},
-    "first gradient with 4 warps": {"first_gradient": Block(16, 128, 64, 4, 3)},
-    "first gradient 32 x 32": {"first_gradient": Block(32, 128, 32, 4, 3)},
+    "first gradient with 8 warps": {"first_gradient": Block(16, 128, 64, 8, 3)},
     "gradients of messages 1 x 8 x 32, 8": {"filter_gradient": MessageTile(1, 8, 32, 8)},
 }  # fmt: skip
 MANY: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchmdnet2.models.tensornet.gpu import Block, Tiles
-from torchmdnet2.models.tensornet2.gpu import FusedTensorNet2
+from torchmdnet2.models.tensornet2.gpu import FilterTiles, FusedTensorNet2
 
 
 def test_no_split_from_16_rows_on():
@@ -40,3 +40,17 @@ def test_filters_of_tensornet2_fill_a_quarter_of_the_gpu(memory, layers, kept, m
     net = SimpleNamespace(weights=weights, device=torch.device("cuda"))
     assert FusedTensorNet2._most_kept.func(net) == kept
     assert kept * 6 * 128 <= 2**31 and kept // 64 <= 65535
+
+
+@pytest.mark.parametrize("channels", [32, 64, 128, 256])
+@pytest.mark.parametrize("num_atoms", [1, 112, 113, 512, 513, 1500, 1501, 4000, 4001, 100_000])
+def test_filters_of_tensornet2_fill_blocks(num_atoms, channels):
+    tiles = FilterTiles.for_gpu(num_atoms, channels)
+    for width in (2 * channels, 3 * channels):
+        assert width % tiles.layer.cols == width % tiles.layer.depth == 0
+    assert channels % tiles.layer.depth == 0 and (2 * channels) % tiles.first_gradient.depth == 0
+    slots = 128  # a chunk is a multiple of so many
+    assert slots % tiles.layer.rows == slots % tiles.first_gradient.rows == slots % tiles.first[0] == 0
+    assert tiles.layer.rows >= 64  # at most 65,535 blocks one after the other
+    for tile in (tiles.filter_message, tiles.filter_gradient):
+        assert channels % tile.channels == 0

@@ -9,7 +9,7 @@ import torch
 
 from torchmdnet2 import Potential
 from torchmdnet2.models.tensornet.weights import FrozenTensorNet, fit_tables
-from torchmdnet2.models.tensornet2.weights import FrozenTensorNet2
+from torchmdnet2.models.tensornet2.weights import FrozenTensorNet2, split
 
 
 def filters_of(sharpness=1.0, **model):
@@ -79,3 +79,23 @@ def test_too_many_functions_are_not_combined():
     torch.manual_seed(0)
     potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 32, "num_rbf": 64}})
     assert FrozenTensorNet(potential.representation, potential.head, 1.0, "cpu").embedding_by_elements is None
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e6])
+def test_two_float16_numbers_hold_22_bits_of_a_weight(scale):
+    torch.manual_seed(0)
+    w = scale * torch.randn(64, 32)
+    (high, low), unit = split(w)
+    assert high.dtype == low.dtype == torch.float16
+    error = (high.double() + low.double()) * unit - w.double()
+    assert float(error.abs().max()) <= 2.0**-23 * float(w.abs().max())
+
+
+def test_weights_that_are_all_zero_are_split():
+    (high, low), _unit = split(torch.zeros(4, 4))
+    assert not high.any() and not low.any()
+
+
+def test_weights_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="a weight is not finite"):
+        split(torch.tensor([[1.0, float("inf")]]))

@@ -29,6 +29,7 @@ def test_programs_of_one_structure_run_side_by_side(num_atoms, edges):
     tile = division(num_atoms, edges * num_atoms, processors=132)
     assert (tile.programs - 1) * tile.rows < num_atoms <= tile.programs * tile.rows
     assert tile.programs * tile.lanes * 128 <= 132 * 65536  # registers
+    assert tile.lanes == (256 if num_atoms <= 264 or edges == 1000 else 128)
 
 
 @needs_triton

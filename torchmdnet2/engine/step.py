@@ -601,6 +601,7 @@ def raise_input_error(system: System, flag: int) -> None:
     raise_input_flags(flag)
     if flag & RESULT_NOT_FINITE:
         raise ValueError(
-            "an energy or a force is not finite, though all positions are: atoms may lie on top of each other"
+            "an energy or a force is not finite, though all positions are: atoms may lie on top of each other, or "
+            "numbers in the network are too large for half precision (then use Evaluator(…, precision='float64'))"
         )
     raise ValueError(f"the step could not be computed (flags {flag})")

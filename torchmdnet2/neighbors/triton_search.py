@@ -69,12 +69,12 @@ _CELL_TILES = ((8000, 2), (50_000, 4), (2**31, 8))  # receivers of a program, up
 _PAIR_REGISTERS = 128
 _CELL_REGISTERS = 128
 _SINGLE_REGISTERS = 128
+_REGISTERS = 65536  # of a multiprocessor, from compute capability 7.0 on
 _ROW_REGISTERS = 64
 _ROW_TILE = 64
 # of search_single: receivers of a program, lanes; of few edges, and of many
 _SINGLE_TILES = ((1, 256), (2, 128), (4, 128)), ((1, 256), (2, 256), (4, 256), (8, 256))
 _MANY_EDGES = 200  # of an atom
-_SINGLE_LANES = 512  # that run side by side on a multiprocessor
 _EDGES_PER_WORD = 100  # of an atom on average: so many are found in half of the turns that a word has bits for
 
 
@@ -109,7 +109,7 @@ def division(num_atoms: int, capacity: int, processors: int) -> _SingleTile | No
     """Return the first division of `_SINGLE_TILES` whose programs all run at the same time."""
     for rows, lanes in _SINGLE_TILES[capacity > _MANY_EDGES * num_atoms]:
         programs = triton.cdiv(num_atoms, rows)
-        if programs * lanes <= processors * _SINGLE_LANES:
+        if programs * lanes * _SINGLE_REGISTERS <= processors * _REGISTERS:
             return _SingleTile(rows, lanes, programs, {"launch_cooperative_grid": True})
     return None
 
@@ -186,8 +186,8 @@ class TritonNeighborSearch:
         self.cutoff, self.method, self.device, self.dtype = float(cutoff), method, device, dtype
         self.periodic, self._ordered = periodic, ordered
         self._overlap = overlap_launches(device)
-        one = method == "pairs" and num_systems == 1
-        self._single = _single_tile(num_atoms, capacity, device) if one else None
+        single = method == "pairs" and num_systems == 1
+        self._single = _single_tile(num_atoms, capacity, device) if single else None
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -198,6 +198,7 @@ class TritonNeighborSearch:
         self._cutoff = torch.full((1,), self.cutoff, dtype=torch.float64, device=device)
         self._wanted = {"RECEIVER": receiver, "SHIFT": shift, "VECTORS": vectors, "DISTANCES": distances}
         if self._single is not None:
+            self._status = torch.zeros(num_atoms, dtype=torch.int64, device=device)
             self._epoch = ints(1)
         else:
             self._counts = ints(num_atoms)
@@ -219,7 +220,7 @@ class TritonNeighborSearch:
         self.set_batch(batch)
 
     def set_capacity(self, capacity: int) -> None:
-        """Allocate edge buffers for `capacity` edges; a graph captured before still writes to the old ones."""
+        """Allocate edge buffers for `capacity` edges; a graph captured before must not be replayed."""
         self.capacity = capacity
 
         def buffer(name: str, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor | None:
@@ -232,9 +233,7 @@ class TritonNeighborSearch:
         self.distances = buffer("DISTANCES", capacity, dtype=self.dtype)
         self._keys = torch.zeros(capacity, dtype=torch.int32, device=self.device)
         if self._single is not None:
-            self._single = tile = _single_tile(self.num_atoms, capacity, self.device)
-            assert tile is not None  # both divisions take as many atoms
-            self._status = torch.zeros(tile.programs, dtype=torch.int64, device=self.device)
+            self._single = _single_tile(self.num_atoms, capacity, self.device)
         if self.method == "cells":
             # beyond so many turns a tile is counted and listed in float64, which is slower
             words = 1 + capacity // (_EDGES_PER_WORD * self.num_atoms)

@@ -390,11 +390,13 @@ def load3(x, at, F):
 
 @inline
 def load5(x, at, F):
+    """The same of five."""
     return load(x, at), load(x, at + F), load(x, at + 2 * F), load(x, at + 3 * F), load(x, at + 4 * F)
 
 
 @inline
 def store3(x, at, F, x0, x1, x2):
+    """Write what `load3` would read."""
     store(x, at, x0)
     store(x, at + F, x1)
     store(x, at + 2 * F, x2)
@@ -402,6 +404,7 @@ def store3(x, at, F, x0, x1, x2):
 
 @inline
 def store5(x, at, F, x0, x1, x2, x3, x4):
+    """Write what `load5` would read."""
     store3(x, at, F, x0, x1, x2)
     store(x, at + 3 * F, x3)
     store(x, at + 4 * F, x4)
@@ -438,8 +441,11 @@ def add_messages(first, stop, other, cut, h, at, f, y, m, i, F):
 
 @inline
 def through_filter(s, c, row, by_filter, cut, h, g, along, F):
-    """From ⟨dM, Y⟩, VECTOR channels of a filter: returns it, from h and the sigmoids in g, which the gradient of h
-    replaces; along [slots, VECTOR] gets that of the cutoff function."""
+    """Return VECTOR channels of the filter of a slot, from h and its sigmoids in g.
+
+    by_filter is ⟨dM, Y⟩. The gradient of h replaces the sigmoids; that of the cutoff function is added to along
+    [slots, VECTOR].
+    """
     k = s * 3 * F + c
     factor, sigma = repeat(cut, s), load(g, k)
     active = sigma * load(h, row * 3 * F + c)
@@ -486,11 +492,11 @@ def message_adjoints(first, stop, other, cut, h, row, g, dm, y, dy, i, along, F)
 @call
 def first_slope(p, t, g, F):
     """Return the derivative by the distance through the cubic, g [F] being the gradient of h1."""
-    total = ZERO
+    along = ZERO
     for c in range(F):
         slope = p[c + F] + t * ((p[c + 2 * F] + p[c + 2 * F]) + t * (THREE * p[c + 3 * F]))
-        total += g[c] * slope
-    return total
+        along += g[c] * slope
+    return along
 
 
 # --- The further kernels of TensorNet2: prediction of charges, messages, and their gradients ---

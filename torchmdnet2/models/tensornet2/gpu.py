@@ -33,7 +33,7 @@ class FilterTiles(Tiles):
         kept: most slots that are one chunk in any case.
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
-        first_gradient: of its gradient, of all channels.
+        first_gradient: of its gradient, whose columns are all channels.
         filter_message, filter_gradient: of the messages and their gradients.
         charge_layer: atoms × channels × depth of the sum at a time of a layer of the networks of charges; 1 atom: on
             CUDA cores, all of the sum at once.
@@ -91,7 +91,7 @@ class FilterTiles(Tiles):
 #
 # TensorNet's kernels are used where the mathematics is the same. TensorNet2 has further kernels for the prediction of
 # charges (triton_charges.py) and for the filters, which depend on charges (triton_kernels.py). Filters are computed for
-# a chunk of the edges at a time, and again in the backward pass.
+# a chunk of the edges at a time, and, where there are several chunks, again in the backward pass.
 
 _MOST_PROGRAMS = 8192  # of rows, where there are several chunks
 

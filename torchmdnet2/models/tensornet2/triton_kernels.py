@@ -1,7 +1,7 @@
 """Filters of TensorNet2 on the edges: an MLP of the distance and the charges of both atoms. Triton kernels.
 
 g = C(d) · silu(W₃ silu(W₂ silu(h) + b₂) + b₃),  h = T(d) + A_receiver + B_sender, T being a table, A and B linear in
-the charges. The filters are computed for a chunk of slots at a time and are never kept for all edges. A slot is an atom
+the charges. The filters are computed for a chunk of slots at a time; only a single chunk is kept. A slot is an atom
 (its message to itself, at distance 0) or an edge: slots 0 … N − 1 are the atoms, slot N + e is edge e.
 
 The slot of an edge in the row of atom i from j is filled for the message j → i; REVERSED for i → j, which the gradients
@@ -71,10 +71,13 @@ def atoms_of_slots(slot, alive, num_atoms, sender, receiver, segment, REVERSED: 
     return i, j, k, t
 
 
+_SCALE = tl.constexpr(16.0)
+
+
 @triton.jit
 def parts_of(x):
     """16 x as the sum of two float16 numbers."""
-    x *= 16.0
+    x *= _SCALE
     high = x.to(tl.float16)
     return high, (x - high.to(tl.float32)).to(tl.float16)
 
@@ -129,7 +132,7 @@ def split_product(
         y = tl.dot(low, w_high, y)
         y = tl.dot(high, w_low, y)
         y = tl.dot(high, w_high, y)
-    return y * (unit / 16.0)
+    return y * (unit / _SCALE)
 
 
 @triton.jit
@@ -254,7 +257,7 @@ def first_gradient_kernel(
         )  # fmt: skip
         y = tl.zeros([BM, 2 * C], tl.float32)
         along = tl.zeros([BM], tl.float32)
-        if F < 128:
+        if F <= 64:
             y, along = add_channels(y, along, g, 0, read, F, C)
         else:
             g0, g1, g2, g3 = quarters(g)
@@ -264,7 +267,7 @@ def first_gradient_kernel(
             y, along = add_channels(y, along, g3, 3 * F // 4, read, F, C)
         tl.store(slope + slot - num_atoms, along, alive & (slot >= num_atoms))
         q = tl.arange(0, 2 * C)[None, :]
-        tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y * (charge_unit / 16.0), m)
+        tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y * (charge_unit / _SCALE), m)
     before_next(PDL)
 
 
@@ -416,15 +419,15 @@ def message_backward_kernel(
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + row.to(tl.int64) * (9 * F) + c, row < high, F)
         a0 = tl.zeros([BR * BE, BF], tl.float32)
         a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
-        next_j, next_back = tl.load(sender + e, e < end, other=0), tl.load(reverse + e, e < end, other=0)
-        next_cut = tl.load(envelope + e, e < end, other=0.0)
+        next_j, next_cut = tl.load(sender + e, e < end, other=0), tl.load(envelope + e, e < end, other=0.0)
+        next_back = tl.load(reverse + e, e < end, other=0) if KEPT else e
         for _ in range(0, steps):
             mask = e < end
             m = mask & (c >= 0)
             j, back, cut = next_j, next_back, next_cut
             ahead = e + BE < end
             next_j = tl.load(sender + e + BE, ahead, other=0)
-            next_back = tl.load(reverse + e + BE, ahead, other=0)
+            next_back = tl.load(reverse + e + BE, ahead, other=0) if KEPT else e + BE
             next_cut = tl.load(envelope + e + BE, ahead, other=0.0)
             place = (num_atoms + (back if KEPT else e - first_slot)) * (3 * F) + c
             h = h3 + place

@@ -18,14 +18,28 @@ from ..tensornet.weights import Filters, FrozenTensorNet
 __all__ = ["ChargeWeights", "FilterWeights", "FrozenTensorNet2", "SplitMatrix", "padded_channels", "split"]
 
 
+class SplitMatrix(NamedTuple):
+    """W [K, N] = unit · (high + low).
+
+    Attributes:
+        parts: [2, K, N] float16.
+        unit: a power of two, with which the largest number is between 2¹⁴ and 2¹⁵.
+    """
+
+    parts: Tensor
+    unit: float
+
+
 class FilterWeights(NamedTuple):
     """Weights of the filters of one layer.
 
     Attributes:
         charges: [C, 2F], from the charges of the receiver (first F) and the sender to the first layer.
-        charges_t: [F, 2C], the transposes, beside each other; as all below in halves for the GPU, see `split`.
+        charges_t: [F, 2C], the transposes, beside each other.
         second, third: [F, 2F] and [2F, 3F]; second_bias, third_bias.
         second_t, third_t: [2F, F] and [3F, 2F], the transposes.
+
+    On a GPU charges_t, second, third and their transposes are a `SplitMatrix` each, else tensors.
     """
 
     charges: Tensor
@@ -64,18 +78,6 @@ class ChargeWeights(NamedTuple):
 def padded_channels(q_dim: int) -> int:
     """Return C."""
     return max(16, 1 << (q_dim - 1).bit_length())
-
-
-class SplitMatrix(NamedTuple):
-    """W [K, N] = unit · (high + low).
-
-    Attributes:
-        parts: [2, K, N] float16.
-        unit: a power of two, with which the largest number is between 2¹⁴ and 2¹⁵.
-    """
-
-    parts: Tensor
-    unit: float
 
 
 def split(w: Tensor) -> SplitMatrix:
