@@ -6,6 +6,7 @@ python examples/openmm_md.py model.tmn molecule.xyz --steps 1000
 from __future__ import annotations
 
 import argparse
+import sys
 
 import openmm
 from ase.io import read
@@ -47,7 +48,7 @@ simulation.context.setVelocitiesToTemperature(options.temperature * unit.kelvin,
 every = max(1, options.steps // 10)
 simulation.reporters.append(app.DCDReporter(options.trajectory, every))
 simulation.reporters.append(
-    app.StateDataReporter("/dev/stdout", every, step=True, potentialEnergy=True, temperature=True, speed=True)
+    app.StateDataReporter(sys.stdout, every, step=True, potentialEnergy=True, temperature=True, speed=True)
 )
 simulation.step(options.steps)
 print(f"wrote {options.trajectory}")

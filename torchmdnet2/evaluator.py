@@ -84,7 +84,7 @@ class Evaluator:
         block_atoms: int | None = None,
     ):
         if precision not in get_args(Precision):
-            raise ValueError(f"precision must be 'native', 'mixed', 'tf32' or 'float64', got {precision!r}")
+            raise ValueError(f"precision must be 'native', 'float32', 'mixed', 'tf32' or 'float64', got {precision!r}")
         if not (isinstance(graphs, str) and graphs == "auto"):
             graphs = require_flag(graphs, "graphs", "'auto', ")
         if block_atoms is not None:

@@ -471,7 +471,7 @@ class Potential(nn.Module):
             forces: as for `forward`.
             stress: as for `forward`.
             neighbors: as for `forward`, or lists for several cutoffs.
-            create_graph: as for `forward`.
+            create_graph: as for `forward`; True for gradients by weights in evaluation mode.
         """
         if create_graph is None:
             create_graph = is_differentiated(require_system(system)) or self.training

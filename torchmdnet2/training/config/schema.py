@@ -113,9 +113,10 @@ def validate_choice(
     except (KeyError, TypeError):
         hint = closest(str(name), registry)
         known = ", ".join(registry)
-        raise PydanticCustomError(
-            "unknown_name", "{text}", {"text": f"unknown {registry.kind} '{name}'{hint} (known: {known})"}
-        ) from None
+        text = (
+            f"unknown {registry.kind} '{name}'{hint} (known: {known}; those of a plug-in if its package is installed)"
+        )
+        raise PydanticCustomError("unknown_name", "{text}", {"text": text}) from None
     return section_of(cls, leave_out).model_validate({"name": name, **value}).model_dump()
 
 
