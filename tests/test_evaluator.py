@@ -14,9 +14,12 @@ import threading
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
+from ase.build import molecule
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.errors import UnknownElement, UntrainedCharge
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.errors import StructureWarning, UnknownElement, UntrainedCharge
 
 SMALL = {"num_rbf": 6, "max_z": 10}
 SIZES = {"tensornet2": {"q_dim": 4}}  # as in test_tensornet2_cpu.py: its kernels are not compiled again
@@ -306,3 +309,28 @@ assert torch.allclose(evaluator(water).forces, potential(water).forces, rtol=0, 
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("door", ["evaluator", "bound", "potential", "ase"])
+def test_positions_in_nm_are_warned_of(door):
+    atoms = molecule("CH3CH2OH")
+    atoms.positions /= 10
+    potential, system = make().eval(), System.from_ase(atoms)
+    with pytest.warns(StructureWarning, match=r"within 0\.1\d Å of another one.*nm, multiply positions and cell by 10"):
+        if door == "evaluator":
+            Evaluator(potential)(system)
+        elif door == "bound":
+            Evaluator(potential).bind(system)
+        elif door == "potential":
+            potential(system)
+        else:
+            atoms.calc = TorchMDNet2Calculator(potential)
+            atoms.get_potential_energy()
+
+
+@pytest.mark.parametrize("atoms", [molecule("CH3CH2OH"), Atoms("H2", [[0, 0, 0], [0, 0, 0.2]]), molecule("H2O")])
+def test_other_positions_are_not_taken_for_nm(atoms, recwarn):
+    if len(atoms) == 3:  # two atoms that are too close are not a wrong unit
+        atoms.positions[1] = atoms.positions[0] + [0, 0, 0.2]
+    Evaluator(make().eval())(System.from_ase(atoms))
+    assert not [w for w in recwarn if "nm" in str(w.message)]

@@ -45,6 +45,7 @@ from .refusals import (
     refuse_spin,
     require_stress,
     require_system,
+    warn_of_units,
 )
 
 __all__ = ["SYMBOLS", "Potential", "Result", "has_dipole", "mean_of", "require_stress", "statistics", "with_dipole"]
@@ -507,9 +508,9 @@ class Potential(nn.Module):
         """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device.
 
         Args:
-            system: N atoms; their distances are not checked.
+            system: N atoms. Of their distances only a wrong unit is noticed, with a warning.
             charge: look at the total charges too.
-            names: of the structures, for warnings of compositions; none: their numbers.
+            names: of the structures, for warnings; none: their numbers.
         """
         system = require_system(system).detach()
         refuse_forked_gpu(self.device)
@@ -517,6 +518,7 @@ class Potential(nn.Module):
         refuse_precision(system.dtype, "positions")
         with outside_transforms():  # checks may read numbers
             system.validate()
+            warn_of_units(system, names)
             self.check_elements(system.z)
             self.check_charge_and_spin(system, charge)
             if charge and self.closed_shell:

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from ..core.stated import ROUNDING
-from ..errors import UnknownElement, UntrainedCharge, UntrainedChargeWarning
+from ..errors import StructureWarning, UnknownElement, UntrainedCharge, UntrainedChargeWarning
 from ..neighbors import NeighborList
 from ..system import System
 
 __all__ = [
     "SYMBOLS", "refuse_charge", "refuse_elements",
     "refuse_neighbors", "refuse_odd_electrons", "refuse_precision", "refuse_spin", "rename", "require_flag",
-    "require_potential", "require_stress", "require_system",
+    "require_potential", "require_stress", "require_system", "warn_of_units",
 ]  # fmt: skip
 
 
@@ -214,6 +214,30 @@ def refuse_elements(z: torch.Tensor, known: torch.Tensor, trained: Sequence[int]
         raise UnknownElement(
             f"{name(atom)} is {found}, and this model knows only {listed}: take one that knows it "
             "(`torchmdnet2 models`), or train one"
+        )
+
+
+_CRAMPED = 0.35  # Å; bonds are 0.74 Å or longer
+_ONE_PLACE = 0.01  # Å; adapters check elements and charge with all atoms at one place
+
+
+def warn_of_units(system: System, names: Sequence[object] = ()) -> None:
+    """Warn of positions that cannot be in Å: each of three atoms or more has another one within half of any bond.
+
+    The first 64 atoms of the first structure are compared with its first 1,024. names: of the structures.
+    """
+    pos = system.pos[system.batch == 0][:1024]
+    if len(pos) < 3:
+        return
+    distances = torch.cdist(pos[:64], pos, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.fill_diagonal_(torch.inf).min(1).values
+    if bool(((nearest < _CRAMPED) & (nearest > _ONE_PLACE)).all()):
+        name = names[0] if names else "structure 0"
+        warnings.warn(
+            f"each atom of {name} is within {float(nearest.max()):.2f} Å of another one, and positions are in Å: "
+            "if these are in nm, multiply positions and cell by 10",
+            StructureWarning,
+            stacklevel=2,
         )
 
 
