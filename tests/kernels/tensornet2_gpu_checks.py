@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.engine.fused_step import FusedModel
+from torchmdnet2.engine.fused_step import FusedModel, FusedStep
 from torchmdnet2.engine.step import GraphedStep, StaticInputs
 from torchmdnet2.models.tensornet import charged
 from torchmdnet2.models.tensornet import gpu as launch_shapes
@@ -78,6 +78,16 @@ def test_structures(name):
     assert evaluator.fused
 
 
+def run_step(fused: FusedModel, step: FusedStep, atoms: System) -> GraphedStep:
+    """Compute a step of these atoms, with room for all edges."""
+    inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
+    inputs.load(atoms)
+    graphed.make_room()
+    graphed.run()
+    assert graphed.status()[0] == 0
+    return graphed
+
+
 def test_batch_in_chunks_with_predicted_charges():
     """Two charged structures, an atom alone and one without edges; charges act in a prior, which acts on all; several
     chunks, spatial order and parts of structures; filters kept for the backward pass or not; one or several atoms a
@@ -93,12 +103,8 @@ def test_batch_in_chunks_with_predicted_charges():
         shapes = replace(fused.net.launch_shapes(10), chunk=128, kept=kept, filter_message=tile, filter_gradient=tile)
         shapes = replace(shapes, **others)
         step = fused.step(10, 3, torch.float64, True, sort=kept == 0, parts=2, shapes=shapes)
-        inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
-        inputs.load(atoms)
-        graphed.make_room()
-        graphed.run()
-        flag, found = graphed.status()[:2]
-        assert flag == 0 and 10 + found > 128  # two chunks, where filters are not kept
+        graphed = run_step(fused, step, atoms)
+        assert 10 + graphed.status()[1] > 128  # two chunks, where filters are not kept
         assert_same(step.results(), model, atoms, stress=True)
         if tile is one:
             again = step.out.packed.clone()
@@ -116,12 +122,8 @@ def test_results_by_quarters_of_the_columns():
             fused.net.launch_shapes(6), chunk=128, kept=kept, layer=many.layer, first_gradient=many.first_gradient
         )
         step = fused.step(6, 1, torch.float64, True, shapes=shapes)
-        inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
-        inputs.load(atoms)
-        graphed.make_room()
-        graphed.run()
-        flag, found = graphed.status()[:2]
-        assert flag == 0 and 6 + found > 128  # two chunks, or two blocks of rows
+        graphed = run_step(fused, step, atoms)
+        assert 6 + graphed.status()[1] > 128  # two chunks, or two blocks of rows
         assert_same(step.results(), model, atoms, stress=True)
 
 
@@ -132,10 +134,7 @@ def test_charges_that_no_term_reads():
         fused = FusedModel(model, "native")
         assert fused.net.charges_read == read
         step = fused.step(5, 1, torch.float64, True)
-        inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
-        inputs.load(atoms)
-        graphed.make_room()
-        graphed.run()
+        run_step(fused, step, atoms)
         assert_same(step.results(), model, atoms, stress=True)
 
 
