@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..core import announce
-from ..core.devices import ProcessLock, usable_cores
+from ..core.devices import ProcessLock, capture_stream, usable_cores
 
 __all__ = [
     "CudaGraph", "ForbidHostSync", "GraphMemory", "HostSync", "NotCapturable", "ReplayDiffers", "compile_side_by_side",
@@ -178,7 +178,7 @@ class CudaGraph:
         """
         with torch.cuda.device(device):
             before = [t.clone() for t in results] if changes_inputs else []
-            side = torch.cuda.Stream() if memory is None else memory.stream
+            side = capture_stream(device) if memory is None else memory.stream
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 (warm_up or launch)()

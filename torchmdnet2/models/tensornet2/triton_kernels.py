@@ -24,7 +24,7 @@ import triton.language as tl
 from ...core.triton_launch import after_previous, before_next
 from ..tensornet.triton_algebra import load9, product, squared_norm, store9
 from ..tensornet.triton_edges import reverse_of, store_sums, sum_lanes, unpack_segment
-from ..tensornet.triton_products import settle, silu, silu_slope
+from ..tensornet.triton_products import settle, silu, silu_and_slope, silu_slope
 
 __all__ = [
     "edge_kernel", "first_gradient_kernel", "first_layer_kernel", "layer_kernel", "message_backward_kernel",
@@ -76,15 +76,14 @@ _SCALE = tl.constexpr(16.0)
 
 @triton.jit
 def parts_of(x):
-    """16 x as the sum of two float16 numbers."""
-    x *= _SCALE
+    """x as the sum of two float16 numbers."""
     high = x.to(tl.float16)
     return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
 def store_split(out, at, x, mask, plane):
-    """x as two float16 numbers, plane apart."""
+    """x, which has its factor of 16 already, as two float16 numbers, plane apart."""
     high, low = parts_of(x)
     tl.store(out + at, high, mask)
     tl.store(out + plane + at, low, mask)
@@ -105,7 +104,7 @@ def first_layer_kernel(
     h = radial_half(table + k[:, None] * (4 * F) + c, t[:, None], m, F)
     h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c, m, other=0.0)
     h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c, m, other=0.0)
-    store_split(out, here[:, None] * F + c, silu(h), m, num_slots * F)
+    store_split(out, here[:, None] * F + c, silu(h) * _SCALE, m, num_slots * F)
 
 
 @triton.jit
@@ -121,7 +120,7 @@ def split_product(
     a, w, unit, rows, cols, m, plane,
     K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A W [BM, BN] of split A [2, S, K], plane apart, and W [2, K, N], split in this unit."""
+    """16 A W [BM, BN] of split A [2, S, K], plane apart, and W [2, K, N], split in this unit."""
     y = tl.zeros([BM, BN], tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
@@ -132,7 +131,7 @@ def split_product(
         y = tl.dot(low, w_high, y)
         y = tl.dot(high, w_low, y)
         y = tl.dot(high, w_high, y)
-    return y * (unit / _SCALE)
+    return y * unit
 
 
 @triton.jit
@@ -155,17 +154,18 @@ def column_halves(y):
 
 @triton.jit
 def finish(y, start, first, given, MODE: tl.constexpr, WITH_SLOPE: tl.constexpr):
-    """Write what `layer_kernel` gives, for columns of Y from the first one on."""
+    """Write what `layer_kernel` gives, for columns of 16 Y from the first one on."""
     bias, factor, out, slope_out, m, plane = given
     col = first + tl.arange(0, y.shape[1])[None, :]
     at = start + col
     if MODE == "hidden":
-        y += tl.load(bias + col)
-        store_split(out, at, silu(y), m, plane)
+        y = y * (1.0 / _SCALE) + tl.load(bias + col)
+        activity, slope = silu_and_slope(y)
+        store_split(out, at, activity * _SCALE, m, plane)
         if WITH_SLOPE:
-            tl.store(slope_out + at, silu_slope(y), m)
+            tl.store(slope_out + at, slope, m)
     elif MODE == "last":
-        tl.store(out + at, y + tl.load(bias + col), m)
+        tl.store(out + at, y * (1.0 / _SCALE) + tl.load(bias + col), m)
     else:
         store_split(out, at, y * tl.load(factor + at, m, other=0.0), m, plane)
 
@@ -216,7 +216,8 @@ def radial_half_and_slope(p, t, mask, F: tl.constexpr):
 
 @triton.jit
 def add_channels(y, along, g, first, read, F: tl.constexpr, C: tl.constexpr):
-    """From the gradient g of silu(h), for channels from the first one on: add dE/d(charges) to y and dE/dd to along."""
+    """From the gradient g of silu(h), for channels from the first one on: add dE/d(charges) to y and dE/dd to along;
+    all three times 16."""
     table, t, of_receiver, of_sender, m, charges_t = read
     g = settle(g, g.shape[0], g.shape[1])
     c = first + tl.arange(0, g.shape[1])
@@ -265,7 +266,7 @@ def first_gradient_kernel(
             y, along = add_channels(y, along, g1, F // 4, read, F, C)
             y, along = add_channels(y, along, g2, F // 2, read, F, C)
             y, along = add_channels(y, along, g3, 3 * F // 4, read, F, C)
-        tl.store(slope + slot - num_atoms, along, alive & (slot >= num_atoms))
+        tl.store(slope + slot - num_atoms, along * (1.0 / _SCALE), alive & (slot >= num_atoms))
         q = tl.arange(0, 2 * C)[None, :]
         tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y * (charge_unit / _SCALE), m)
     before_next(PDL)
@@ -391,11 +392,11 @@ def product_kernel(
 
 
 @triton.jit
-def filter_gradient(h, cut, dot, out, at, mask, plane):
-    """From ⟨dM, Y⟩ of a part: the filter; writes the gradient of h3, split; and silu(h3) ⟨dM, Y⟩, that of C(d)."""
-    v = tl.load(h, mask, other=0.0)
-    a = silu(v)
-    store_split(out, at, dot * cut * silu_slope(v), mask, plane)
+def filter_gradient(h, cut, scaled_cut, dot, out, at, mask, plane):
+    """From ⟨dM, Y⟩ of a part: the filter; writes the gradient of h3, split; and silu(h3) ⟨dM, Y⟩, that of C(d).
+    scaled_cut is 16 C(d)."""
+    a, slope = silu_and_slope(tl.load(h, mask, other=0.0))
+    store_split(out, at, dot * (slope * scaled_cut), mask, plane)
     return a * cut, a * dot
 
 
@@ -424,7 +425,7 @@ def message_backward_kernel(
         for _ in range(0, steps):
             mask = e < end
             m = mask & (c >= 0)
-            j, back, cut = next_j, next_back, next_cut
+            j, back, cut, scaled = next_j, next_back, next_cut, next_cut * _SCALE
             ahead = e + BE < end
             next_j = tl.load(sender + e + BE, ahead, other=0)
             next_back = tl.load(reverse + e + BE, ahead, other=0) if KEPT else e + BE
@@ -433,12 +434,12 @@ def message_backward_kernel(
             h = h3 + place
             s = dm + j.to(tl.int64) * (9 * F) + c
             x0 = tl.load(s, mask, other=0.0)
-            g, through_cut = filter_gradient(h, cut, x0 * y0, dh3, place, m, plane)
+            g, through_cut = filter_gradient(h, cut, scaled, x0 * y0, dh3, place, m, plane)
             a0 += g * x0
             x0 = tl.load(s + F, mask, other=0.0)
             x1, x2 = tl.load(s + 2 * F, mask, other=0.0), tl.load(s + 3 * F, mask, other=0.0)
             place += F
-            g, more = filter_gradient(h + F, cut, x0 * y1 + x1 * y2 + x2 * y3, dh3, place, m, plane)
+            g, more = filter_gradient(h + F, cut, scaled, x0 * y1 + x1 * y2 + x2 * y3, dh3, place, m, plane)
             through_cut += more
             a1, a2, a3 = a1 + g * x0, a2 + g * x1, a3 + g * x2
             x0, x1 = tl.load(s + 4 * F, mask, other=0.0), tl.load(s + 5 * F, mask, other=0.0)
@@ -446,7 +447,7 @@ def message_backward_kernel(
             x4 = tl.load(s + 8 * F, mask, other=0.0)
             place += F
             dot = x0 * y4 + x1 * y5 + x2 * y6 + x3 * y7 + x4 * y8
-            g, more = filter_gradient(h + 2 * F, cut, dot, dh3, place, m, plane)
+            g, more = filter_gradient(h + 2 * F, cut, scaled, dot, dh3, place, m, plane)
             through_cut += more
             a4, a5, a6, a7, a8 = a4 + g * x0, a5 + g * x1, a6 + g * x2, a7 + g * x3, a8 + g * x4
             through_cut *= tl.load(envelope_slope + e, mask, other=0.0)
@@ -461,12 +462,12 @@ def message_backward_kernel(
         place = (row - first_slot) * (3 * F) + c
         h = h3 + place
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(dm + at, own, F)
-        gi, _t = filter_gradient(h, 1.0, x0 * y0, dh3, place, own, plane)
+        gi, _t = filter_gradient(h, 1.0, _SCALE, x0 * y0, dh3, place, own, plane)
         place += F
-        ga, _t = filter_gradient(h + F, 1.0, x1 * y1 + x2 * y2 + x3 * y3, dh3, place, own, plane)
+        ga, _t = filter_gradient(h + F, 1.0, _SCALE, x1 * y1 + x2 * y2 + x3 * y3, dh3, place, own, plane)
         place += F
         dot = x4 * y4 + x5 * y5 + x6 * y6 + x7 * y7 + x8 * y8
-        gs, _t = filter_gradient(h + 2 * F, 1.0, dot, dh3, place, own, plane)
+        gs, _t = filter_gradient(h + 2 * F, 1.0, _SCALE, dot, dh3, place, own, plane)
         a0, a1, a2, a3, a4 = a0 + gi * x0, a1 + ga * x1, a2 + ga * x2, a3 + ga * x3, a4 + gs * x4
         a5, a6, a7, a8 = a5 + gs * x5, a6 + gs * x6, a7 + gs * x7, a8 + gs * x8
         b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(dy + at, ok, F)
