@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.core.devices import capture_stream
 from torchmdnet2.units import AMU_A2_FS2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -369,6 +370,28 @@ def test_float64_is_captured_too(potential, exact):
     for _ in range(3):
         torch.testing.assert_close(evaluator(system).forces, exact(system).forces, rtol=0, atol=1e-10)
     assert "autograd in CUDA graphs" in evaluator.report() and "replayed as one CUDA graph" in evaluator.report()
+
+
+def test_graphs_of_a_thread_are_captured_on_one_stream(potential, monkeypatch):
+    """Each further stream that a process uses makes replays slower (core/devices.py)."""
+    made = []
+
+    class Counted(torch.cuda.Stream):
+        def __new__(cls, *arguments, **options):
+            made.append(cls)
+            return super().__new__(cls, *arguments, **options)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Counted)
+    evaluator = Evaluator(potential, graphs=True)
+    for n in (5, 30, 90, 200):
+        evaluator(random_atoms(n, seed=n))
+    assert "replayed as one CUDA graph" in evaluator.report() and len(made) <= 1
+    mine, other = capture_stream(torch.device("cuda")), []
+    assert capture_stream(torch.device("cuda", 0)) is mine
+    thread = threading.Thread(target=lambda: other.append(capture_stream(torch.device("cuda"))))
+    thread.start()
+    thread.join()
+    assert other[0] != mine
 
 
 def test_graphs_false_without_kernels():

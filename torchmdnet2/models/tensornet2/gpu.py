@@ -45,7 +45,7 @@ class FilterTiles(Tiles):
     kept: int = 131072
     layer: Block = Block(128, 128, 32, 8, 3)
     first: tuple[int, int] = (16, 4)
-    first_gradient: Block = Block(64, 128, 32, 4, 2)
+    first_gradient: Block = Block(64, 128, 64, 4, 2)
     filter_message: MessageTile = MessageTile(1, 2, 32, 1)
     filter_gradient: MessageTile = MessageTile(16, 1, 32, 16)
     charge_layer: Block = Block(16, 64, 64, 4)
