@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from torchmdnet2.benchmark import Timing, standard_potential, time_steps, timed,
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 
+ROOT = Path(__file__).resolve().parents[1]
 MODEL = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0, "max_z": 16}
 
 
@@ -133,12 +138,53 @@ def test_a_model_that_does_not_know_water(tmp_path, capsys):
     assert "this model does not know H" in capsys.readouterr().err
 
 
+GRAPHS = {"name": "graph_network", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0}
+
+
 @pytest.mark.parametrize("sizes", [(2,), (9, 30)])
 def test_warm_evaluates_structures_of_these_sizes(tmp_path, sizes, monkeypatch):
-    model = {"name": "graph_network", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0}
-    save(Potential.from_config({"model": model, "elements": [1, 8]}), tmp_path / "m.tmn")
+    """A molecule, a box and a box with stress, each twice, since the second call captures a graph."""
+    save(Potential.from_config({"model": GRAPHS, "elements": [1, 8]}), tmp_path / "m.tmn")
     seen = []
+
+    def called(self, system, stress):
+        seen.append((system.num_atoms, bool(system.pbc.all()), stress))
+        return call(self, system, stress=stress)
+
     call = benchmark.Evaluator.__call__
-    monkeypatch.setattr(benchmark.Evaluator, "__call__", lambda self, s: (seen.append(s.num_atoms), call(self, s))[1])
+    monkeypatch.setattr(benchmark.Evaluator, "__call__", called)
     assert benchmark.warm(str(tmp_path / "m.tmn"), "cpu", sizes)
-    assert seen == [size for size in sizes for _ in range(2)]
+    kinds = [(False, False), (True, False), (True, True)]
+    assert seen == [(size, *kind) for size in sizes for kind in kinds for _ in range(2)]
+
+
+def test_warm_says_nothing_of_its_own_structures(tmp_path, recwarn):
+    """Their compositions, charges and numbers of electrons are not those of a user."""
+    charges = {"name": "coulomb", "charges": {"H": 0.3, "O": -0.4}}
+    config = {"model": GRAPHS, "elements": [1, 8], "priors": [charges], "closed_shell": True}
+    potential = Potential.from_config({**config, "compositions": [{"1": 2, "8": 1}]})
+    save(potential, tmp_path / "m.tmn")
+    assert benchmark.warm(str(tmp_path / "m.tmn"), "cpu", (9,))
+    assert not [str(warning.message) for warning in recwarn]
+
+
+FIRST = """
+from torchmdnet2 import load
+from torchmdnet2.benchmark import water_box
+
+potential = load("organic")
+potential(water_box(2).replace(cell=None, pbc=None).to(dtype=float))
+potential(water_box(3), stress=True)
+"""
+
+
+@pytest.mark.slow
+def test_after_warm_neither_a_molecule_nor_a_box_compiles(tmp_path):
+    pytest.importorskip("numba", reason="the kernels of a CPU need it")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
+    kept = []
+    for command in (["-m", "torchmdnet2", "warm", "organic", "--device", "cpu", "--atoms", "22"], ["-c", FIRST]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        kept.append({file: file.stat().st_mtime_ns for file in tmp_path.glob("*/*")})
+    assert len(kept[0]) > 20 and kept[1] == kept[0] and not done.stderr

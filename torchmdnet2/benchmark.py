@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ from .core.devices import wait_for
 from .core.files import atomic_write
 from .core.html_page import figure_png, missing_plots
 from .diagnostics import surroundings
-from .errors import BadData
+from .engine.check import for_any_composition
+from .errors import BadData, StructureWarning
 from .evaluator import Evaluator
 from .potential.potential import Potential
 from .system import System
@@ -161,6 +163,8 @@ def time_steps(
 def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,), level: str | None = None) -> str:
     """Compile the kernels that a model needs on this machine for structures of these sizes, and keep them on disk.
 
+    These are the kernels of energy and forces of a molecule and of a periodic box, and of the stress of the box.
+
     Args:
         model: .tmn file or the name of a potential.
         device: where it will run.
@@ -170,27 +174,29 @@ def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,), level: s
     Returns:
         The path that runs, see `Evaluator.report`.
     """
-    potential = load(model, device, level=level)
+    potential = for_any_composition(load(model, device, level=level))
     evaluator = Evaluator(potential)
-    for size in sizes:
-        system = _lattice(potential, size).to(device)
-        for _ in range(2):  # the second call captures a graph
-            evaluator(system)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StructureWarning)  # of structures that nobody gave
+        for size in sizes:
+            for periodic, stress in ((False, False), (True, False), (True, True)):
+                system = _lattice(potential, size, periodic).to(device)
+                for _ in range(2):  # the second call captures a graph
+                    evaluator(system, stress=stress)
     return evaluator.report()
 
 
-def _lattice(potential: Potential, num_atoms: int) -> System:
-    """Return atoms of one element that the model knows, 2.5 Å apart; periodic unless an energy is a sum over all
-    pairs."""
-    known = potential.elements or (6,)
-    z = next((z for z in known if z % 2 == 0), known[0])
+def _lattice(potential: Potential, num_atoms: int, periodic: bool) -> System:
+    """Return atoms 2.5 Å apart, a molecule or a periodic box: of the elements of water in a box, and of H, C, N and O
+    in a molecule, as far as the model knows them, since kernels differ between numbers of elements."""
+    wanted = (8, 1) if periodic else (8, 1, 6, 7)
+    known = [z for z in wanted if not potential.elements or z in potential.elements] or potential.elements[:1]
     side = math.ceil(num_atoms ** (1 / 3))
     axis = torch.arange(side, dtype=torch.float64)
     pos = 2.5 * torch.cartesian_prod(axis, axis, axis)[:num_atoms]
     pos = pos + 0.1 * torch.randn(pos.shape, dtype=pos.dtype, generator=torch.Generator().manual_seed(0))
-    periodic = math.inf not in _cutoffs(potential)
     cell = (2.5 if periodic else 0.0) * side * torch.eye(3, dtype=torch.float64)
-    return System(z=torch.full((num_atoms,), z), pos=pos, cell=cell)
+    return System(z=torch.tensor(known).repeat(num_atoms)[:num_atoms], pos=pos, cell=cell)
 
 
 def _cutoffs(potential: Potential) -> list[float | None]:

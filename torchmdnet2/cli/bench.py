@@ -28,8 +28,9 @@ def add(command: Command) -> None:
     warm = command("warm", _warm, "compile the kernels of a model in advance")
     add_model(warm)
     warm.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
-    warm.add_argument("--atoms", type=_sides, default="22,200,2000", help="sizes of the structures, separated by "
-                      "commas; kernels of a GPU differ between sizes (default: 22,200,2000)")  # fmt: skip
+    warm.add_argument("--atoms", type=_sides, default="22,200,2000", help="sizes of the structures, a molecule and a "
+                      "periodic box each, separated by commas; kernels of a GPU differ between sizes (default: "
+                      "22,200,2000)")  # fmt: skip
 
 
 def _sides(text: str) -> list[int]:

@@ -353,7 +353,7 @@ def stencil(pos, i, cell, table, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexp
     return points, use, fx, fy, fz, dx, dy, dz, ok0 & ok1 & ok2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "n0", "n1", "n2"])
 def spread_kernel(
     pos, charge, cell, table, mesh, first, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
@@ -367,7 +367,7 @@ def spread_kernel(
     tl.atomic_add(mesh + points, tl.floor(share + 0.5).to(tl.int64), use, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n0", "n1", "n2"])
 def influence_kernel(
     transform, moduli, cell, parts, n0, n1, n2, ALPHA: tl.constexpr, VIRIAL: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -447,7 +447,7 @@ def put_virial(parts, num_parts, virial, STRENGTH: tl.constexpr, BLOCK: tl.const
     put(virial + 8, (tl.sum(zz, 0) * STRENGTH).to(tl.float32), False)
 
 
-@triton.jit(do_not_specialize=["num_parts"])
+@triton.jit(do_not_specialize=["num_parts", "first", "n0", "n1", "n2"])
 def gather_kernel(
     pos, charge, cell, table, potential, parts, num_parts, energy, forces, virial, slope, first, n0, n1, n2,
     ALPHA: tl.constexpr, STRENGTH: tl.constexpr, VIRIAL: tl.constexpr, SLOPE: tl.constexpr, ORDER: tl.constexpr,
