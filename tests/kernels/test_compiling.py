@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -72,6 +73,53 @@ def test_a_second_process_compiles_and_the_first_says_so_once(tmp_path):
     assert "compiling 2 kernels for the CPU, about" in first.stderr and str(tmp_path) in first.stderr
     assert int(first.stdout) == 1  # the other one was found on disk
     assert (second.returncode, second.stderr, int(second.stdout)) == (0, "", 0)
+
+
+def test_processes_that_start_together_compile_each_kernel_once(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [subprocess.Popen(command, text=True, env=environment, cwd=tmp_path, **pipes) for _ in range(2)]
+    said = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    (_, words), (misses, others) = sorted(said, key=lambda texts: "compiling 2 kernels" not in texts[1])
+    assert "compiling 2 kernels" in words and int(misses) == 0
+    assert "compiling" not in others and (not others or "waiting for another process" in others)
+    # and nobody whose kernels are there waits
+    (lock,) = tmp_path.glob("*/.compiling.lock")
+    with numba_compiling._turn(str(lock.parent)):
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=100)
+    assert (done.returncode, done.stderr, int(done.stdout)) == (0, "", 0)
+
+
+HOLD = """
+import sys, time
+from torchmdnet2.core.compiling_cpu import _turn
+
+with _turn(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files are not locked there")
+def test_a_process_that_was_killed_or_stopped_holds_up_nobody_for_long(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(numba_compiling, "_PAUSE", 0.01)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        first.send_signal(signal.SIGSTOP)
+        with monkeypatch.context() as short:
+            short.setattr(numba_compiling, "_PATIENCE", 0.05)
+            with numba_compiling._turn(str(tmp_path)):
+                assert first.poll() is None
+        first.kill()
+        with numba_compiling._turn(str(tmp_path)):
+            pass
+    place = f"kept in {tmp_path}"
+    assert caplog.messages[0] == f"waiting for another process, which compiles kernels for the CPU: {place}"
+    assert len(caplog.messages) <= 2
 
 
 def test_the_line_says_where_kernels_are_kept_and_can_be_switched_off(caplog):

@@ -1,14 +1,14 @@
-"""What everything uses. Here: the message that kernels are compiled.
+"""What everything uses. Here: the messages that kernels are compiled.
 
-The message is a warning of Python's logger "torchmdnet2.kernels", which goes to stderr where a program has set up no
-logging. `logging.getLogger("torchmdnet2").setLevel("ERROR")` switches it off.
+They are warnings of Python's logger "torchmdnet2.kernels", which goes to stderr where a program has set up no
+logging. `logging.getLogger("torchmdnet2").setLevel("ERROR")` switches them off.
 """
 
 from __future__ import annotations
 
 import logging
 
-__all__ = ["announce"]
+__all__ = ["announce", "announce_wait"]
 
 
 _LOGGER = logging.getLogger("torchmdnet2.kernels")
@@ -28,3 +28,8 @@ def announce(number: int, device: str, seconds: float, folder: str) -> None:
     _LOGGER.warning(
         "compiling %s for the %s, about %d s on an idle machine, %s", kernels, device, max(1, round(seconds)), kept
     )
+
+
+def announce_wait(device: str, folder: str) -> None:
+    """Log that this process waits for another one, which compiles kernels for a device and keeps them in a folder."""
+    _LOGGER.warning("waiting for another process, which compiles kernels for the %s: kept in %s", device, folder)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache, wraps
 from glob import escape
 from pathlib import Path
@@ -26,7 +26,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numba.core.typed_passes import _reload_parfors
 
-from . import announce
+from . import announce, announce_wait
 from .devices import ProcessLock, usable_cores
 from .thread_tuner import ThreadChoice, ThreadTuner
 
@@ -207,7 +207,8 @@ def _share(typing, key, count, arguments):
 #
 # A first run of a step launches nothing: it only finds which kernels it needs, and for which types of arguments. Those
 # that numba's cache on disk lacks are compiled by this process and by helpers, one a core, each taking the next that
-# nobody has begun. Helpers leave them in the cache, from which the step then loads them.
+# nobody has begun. Helpers leave them in the cache, from which the step then loads them. Processes that need the same
+# kernels take turns, so that only the first one compiles them.
 #
 # Importing this needs numba.
 
@@ -218,6 +219,10 @@ _START = 1.5
 """Time until a helper process has loaded numba, s."""
 
 _MOST_HELPERS = 7
+
+_PATIENCE, _PAUSE = 300.0, 0.1
+"""Longest time for which a process waits for the kernels of another one, and time between two looks, s."""
+
 _Dispatcher: Any = Dispatcher  # `_compile_for_args` is not in its type
 
 _Family = TypeVar("_Family", bound=Callable[..., Any])
@@ -273,11 +278,44 @@ def _compile_side_by_side(step: Callable[[], Any]) -> None:
     # large ones first, so that none begins when the others end
     missing.sort(key=lambda one: len(one.kernel.loop.py_func.__code__.co_code), reverse=True)
     folder = _folder(missing[0])
+    with _turn(folder) if folder else nullcontext():
+        _compile([one for one in missing if not _is_kept(one)], folder)
+
+
+def _compile(missing: list[_Wanted], folder: str) -> None:
+    """Compile kernels in this process and, if there is a folder where they are kept, in helpers."""
+    if not missing:  # another process has compiled them meanwhile
+        return
     helpers = min(usable_cores(), len(missing), _MOST_HELPERS + 1) - 1 if folder and _has_python() else 0
     seconds = _SECONDS * len(missing) / (helpers + 1) + (_START if helpers else 0)
     if len(missing) > 1:
         announce(len(missing), "CPU", seconds, folder)
     _Queue(missing).empty(helpers)
+
+
+@contextmanager
+def _turn(folder: str) -> Iterator[None]:
+    """Enter the block when no other process is in such a block for this folder: what it compiled is on disk then.
+
+    The end of a process frees the lock, whatever the cause. Where files cannot be locked, and after `_PATIENCE`, as for
+    a process that is stopped, the block is entered all the same.
+    """
+    with ExitStack() as held:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            file = held.enter_context(open(Path(folder, ".compiling.lock"), "ab"))
+            until, said = time.monotonic() + _PATIENCE, False
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not said:
+                        announce_wait("CPU", folder)
+                    said = True
+                    time.sleep(_PAUSE)
+        yield
 
 
 @contextmanager
