@@ -35,6 +35,7 @@ def test_the_table_is_as_large_as_the_slopes_need(options, knots):
     filters = filters_of(**options)
     table, (segments,) = fit_tables(5.0, [(filters, True)])
     assert table.num_knots == knots
+    assert segments.shape == (knots, 4, 3, 32) and not segments[-1].any()  # nothing lies beyond the cutoff
     d = torch.linspace(0.65, 4.99, 2003, dtype=torch.float64)
     value, slope = torch.func.jvp(filters, (d,), (torch.ones_like(d),))
     place = table.distances()
