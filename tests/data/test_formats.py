@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from torchmdnet2.data import FORMATS, Frame, FrameReader, open_dataset, register_format
+from torchmdnet2.cli.common import read_structure
+from torchmdnet2.data import FORMATS, Frame, FrameReader, open_dataset, read_structures, register_format
 from torchmdnet2.errors import BadData
+from torchmdnet2.streams.records import RecordFile
 from torchmdnet2.training.config.config import parse_config
 
 
@@ -41,6 +43,19 @@ def test_a_format_of_a_plugin(plugin, tmp_path):
         open_dataset(tmp_path / "b.dat", format="line")
     config = {"model": {"name": "tensornet"}, "data": {"train": "a.lines", "format": "lines"}}
     assert parse_config(config).data.format == "lines"
+
+
+def test_structures_of_all_registered_formats(plugin, tmp_path):
+    """What trainings read, the commands that take structures read too."""
+    (tmp_path / "a.lines").write_text("0 0 0 1\n0 0 1 2\n")
+    (tmp_path / "a.dat").write_text("0 0 2 1\n")
+    np.savez(tmp_path / "a.npz", R=np.ones((3, 2, 3)) * [[[0], [0.4]]], z=[1, 1], r_unit="Ang")
+    assert [len(read_structures(tmp_path / name)) for name in ("a.lines", "a.npz")] == [2, 3]
+    assert read_structures(tmp_path / "a.dat", format="lines")[0].positions.tolist() == [[0, 0, 2]]
+    assert read_structure(f"{tmp_path}/a.lines@1").positions.tolist() == [[0, 0, 1]]  # md, scan
+    assert [record.starts[0].positions[0, 2] for record in RecordFile(str(tmp_path / "a.lines"))] == [0, 1]  # score
+    with pytest.raises(BadData, match="unknown data format 'line', did you mean 'lines'"):
+        read_structures(tmp_path / "a.dat", format="line")
 
 
 @pytest.mark.parametrize(

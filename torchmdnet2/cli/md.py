@@ -38,7 +38,7 @@ def add(command: Command) -> None:
     md = command("md", _md, "run molecular dynamics")
     add_model(md)
     md.add_argument(
-        "start", nargs="?", help="structure in any format of ASE; of several frames the last, or file@0, file@1, …"
+        "start", nargs="?", help="structure, any format of ASE or of data; of several frames the last, or file@0, …"
     )
     md.add_argument("--smiles", help="start from this molecule instead of a file (needs the extra 'smiles')")
     length = md.add_mutually_exclusive_group()
@@ -94,7 +94,7 @@ def add(command: Command) -> None:
     add_device(md, dtype=None)
     check = command("stability", _stability, "test a model in dynamics: replicas at several temperatures")
     add_model(check)
-    check.add_argument("frames", help="structures to start from, any format of ASE; some of them as file@10:20")
+    check.add_argument("frames", help="start structures, any format of ASE or of data; some of them as file@10:20")
     check.add_argument("--temperatures", default="300,600", metavar="K,K", help="K, comma-separated (default: 300,600)")
     check.add_argument("--time", type=float, default=10.0, help="length of each run in ps (default: 10)")
     check.add_argument("--replicas", type=int, default=8, help="runs at each temperature, side by side (default: 8)")

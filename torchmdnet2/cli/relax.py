@@ -46,7 +46,7 @@ def add(command: Command) -> None:
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "; several, separated by commas, give their mean")
-    parser.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
+    parser.add_argument("input", help="SMILES (.smi), SDF, extended XYZ, another format of ASE or of data")
     parser.add_argument("output", help=".sdf, .xyz, .csv or .h5; failures are listed beside it, in NAME.failed.txt")
 
 

@@ -30,7 +30,7 @@ def add(command: Command) -> None:
     """Declare the arguments."""
     scan = command("scan", _scan, "find walls, minima and jumps along the bonds, torsions and contacts of a molecule")
     add_model(scan, "; several, or an ensemble.json", nargs="+")
-    scan.add_argument("molecule", help="a structure near its equilibrium, any format of ASE; one of them as file@3")
+    scan.add_argument("molecule", help="a structure near its equilibrium, any format of ASE or of data; one as file@3")
     scan.add_argument("--only", metavar="KINDS", help="bond, torsion, contact, separated by commas (default: all)")
     scan.add_argument("--reference", metavar="NAME", help="reference: gfn2-xtb, gfn1-xtb, a model, a calculator of ASE")
     scan.add_argument("--output", default="scan", help="prefix of the files, or a folder (default: scan)")

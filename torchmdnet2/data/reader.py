@@ -49,6 +49,7 @@ __all__ = [
     "find_format",
     "first_words",
     "format_of",
+    "has_format",
     "make_readers",
     "register_format",
     "stacked",
@@ -456,11 +457,9 @@ def format_of(path: str) -> Format:
 
     Raises:
         BadData: the extension does not determine the format.
+        MissingBackend: the package that reads the format is not installed.
     """
-    suffixes = [suffix.lstrip(".").lower() for suffix in Path(path).suffixes]
-    compressed = suffixes and suffixes[-1] in _COMPRESSED
-    extension = (["", *suffixes])[-2 if compressed else -1]
-    known = {extension: name for name in reversed(list(FORMATS)) for extension in FORMATS[name].extensions}
+    extension, known = _extension(path), _extensions()
     if extension not in known:
         raise BadData(
             f"{path}: the extension '.{extension}' does not determine its format{did_you_mean(extension, known) or '.'}"
@@ -469,6 +468,22 @@ def format_of(path: str) -> Format:
     name = known[extension]
     FORMATS[name].require(None)
     return Format(name, FORMATS[name])
+
+
+def has_format(path: str) -> bool:
+    """Return whether `format_of` knows the format of a file by its extension."""
+    return _extension(path) in _extensions()
+
+
+def _extension(path: str) -> str:
+    suffixes = [suffix.lstrip(".").lower() for suffix in Path(path).suffixes]
+    compressed = suffixes and suffixes[-1] in _COMPRESSED
+    return (["", *suffixes])[-2 if compressed else -1]
+
+
+def _extensions() -> dict[str, str]:
+    """Return the formats by extension."""
+    return {extension: name for name in reversed(list(FORMATS)) for extension in FORMATS[name].extensions}
 
 
 def _guess(path: str) -> str:

@@ -33,6 +33,7 @@ from .program_texts import (
     same_level,
     states_more,
 )  # fmt: skip
+from .reader import FORMATS, Format, LoadedDataset, find_format, format_of, has_format, make_readers
 from .structure_warnings import (
     TITLES,
     warn_of_disorder,
@@ -103,7 +104,7 @@ def from_smiles(smiles: str, seed: int = 0) -> Atoms:
     return atoms
 
 
-# --- Structures from files of any format that ASE reads ---
+# --- Structures from files ---
 #
 # ASE reads coordinates. This part adds what its readers leave out: formal charges and further molecules of SDF and
 # molfiles, charges of atoms in PDB files, charge and multiplicity in texts of quantum-chemistry programs, units of
@@ -133,14 +134,15 @@ def read_structures(path: str | PathLike, index: int | slice | None = None, form
     and the charge in the log of a quantum-chemistry program.
 
     Args:
-        path: a file of any format that ASE reads, or HDF5 as `open_dataset` reads it; text may begin with a byte order
-            mark.
+        path: a file of any format that ASE or `open_dataset` reads, formats of plug-ins too; text may begin with a byte
+            order mark.
         index: a number or a slice; None reads all structures.
-        format: name of the format in ASE; with None the file's name and content decide.
+        format: name of the format, as for `open_dataset`; with None the file's name and content decide.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        BadData: the file is damaged, or states charges, multiplicities or elements that differ.
+        BadData: the file is damaged, or states charges, multiplicities or elements that differ; or there is no such
+            format.
         IndexError: the file has no structure with this number.
     """
     found = open_structures(path, format)
@@ -151,9 +153,15 @@ def read_structures(path: str | PathLike, index: int | slice | None = None, form
 
 def open_structures(path: str | PathLike, format: str | None = None) -> Sequence[Atoms]:
     """Open the structures of a file as a sequence; XYZ, trajectories of ASE and HDF5 are parsed frame by frame."""
-    if format is None and Path(path).suffix.lower() in (".h5", ".hdf5"):
-        return _OfDataset(str(path))
-    return _Completed(str(path), open_found(path, format))
+    name = str(path)
+    chosen = find_format(format) or (format_of(name) if has_format(name) else None)
+    if chosen is not None and chosen.name not in _FOUND and chosen.reader is not FORMATS["ase"]:
+        return _OfDataset(name, chosen)
+    return _Completed(name, open_found(name, None if format in (None, "auto", "ase") else format.removeprefix("ase/")))
+
+
+_FOUND = ("extxyz", "traj", "db")
+"""Formats that `open_found` reads, besides that of ASE: structures keep all that the file says of them."""
 
 
 def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Found]:
@@ -461,10 +469,12 @@ class _Completed(Sequence):
 
 
 class _OfDataset(Sequence):
-    """A sequence of the structures of an HDF5 file, without their labels."""
+    """A sequence of the structures of a data set, without their labels."""
 
-    def __init__(self, path: str):
-        self.data = HDF5Dataset(path, keys={})
+    def __init__(self, path: str, format: Format):
+        require_plain(path)
+        (reader,) = make_readers([path], {}, None, [format])
+        self.data = reader if isinstance(reader, HDF5Dataset) else LoadedDataset(reader)
 
     def __len__(self) -> int:
         return len(self.data)

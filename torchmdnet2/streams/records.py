@@ -209,8 +209,8 @@ def _numbered(records: Iterator[Record], first: int) -> Iterator[Record]:
 class RecordFile:
     """A file as a stream of records, which is read in constant memory.
 
-    This holds for SDF, SMILES (.smi) and XYZ files, compressed or not. Structures of all other formats that ASE reads
-    are kept in memory.
+    This holds for SDF, SMILES (.smi) and XYZ files, compressed or not. Structures of all other formats that
+    `read_structures` reads, but HDF5, are kept in memory.
 
     Args:
         path: the file.

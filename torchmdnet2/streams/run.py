@@ -99,8 +99,8 @@ def relax(
     Args:
         model: path of a .tmn file, name of a potential, or a Potential. A committee, whose mean is taken, is a list of
             these, names separated by commas, or an ensemble.json.
-        structures: a file of SDF, SMILES, extended XYZ or another format of ASE; or one or several `ase.Atoms`.
-            FixAtoms is kept.
+        structures: a file of SDF, SMILES, or what `torchmdnet2.data.read_structures` reads; or one or several
+            `ase.Atoms`. FixAtoms is kept.
         output: an .sdf, .xyz, .csv or .h5 file. Failures are listed beside it in `OUT.failed.txt`. The same call
             continues a run that was killed after its last complete block.
         fmax: largest force of a converged structure, eV/Å.
