@@ -1,12 +1,15 @@
 """Names in configuration files and the classes or functions behind them.
 
 One dictionary per kind and a decorator. Other packages add classes through the entry-point group
-`torchmdnet2.plugins`: each entry point names a module, which registers its classes when it is imported. This module
-imports nothing of the package: `torchmdnet2/__init__.py` gives it the function that imports the built-in classes.
+`torchmdnet2.plugins`: each entry point names a module, which registers its classes when it is imported. A single file
+does the same as `--plugin FILE`. This module imports nothing of the package: `torchmdnet2/__init__.py` gives it the
+function that imports the built-in classes.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -14,16 +17,26 @@ from typing import Any, Generic, TypeVar
 __all__ = [
     "FORMATS",
     "HEADS",
+    "OF_PLUGINS",
     "PRIORS",
     "REPRESENTATIONS",
     "Registry",
     "UnknownName",
+    "count_others",
     "did_you_mean",
+    "import_plugin",
     "load_plugins",
     "provide",
 ]
 
 T = TypeVar("T")
+
+OF_PLUGINS = "for one of a plug-in, install its package or give its file (--plugin FILE; in Python, import it)"
+"""Remedy in errors about unknown names."""
+
+_GROUP = "torchmdnet2.plugins"
+_VARIABLE = "TORCHMDNET2_PLUGINS"
+_OWN = __name__.partition(".")[0] + "."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -70,6 +83,7 @@ class Registry(Generic[T]):
                 raise ValueError(f"{self.kind} '{name}' is already registered by {known.__module__}")
             self._classes[name] = cls
             new.registered_name = name
+            count_others(new)
             return cls
 
         return decorate
@@ -84,8 +98,7 @@ class Registry(Generic[T]):
         except KeyError:
             hint = did_you_mean(name, self._classes)
             known = ", ".join(sorted(self._classes))
-            others = "those of a plug-in if its package is installed"
-            raise UnknownName(f"unknown {self.kind} '{name}'{hint or '.'} Known: {known}; {others}") from None
+            raise UnknownName(f"unknown {self.kind} '{name}'{hint or '.'} Known: {known}; {OF_PLUGINS}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._classes or name in list(self)
@@ -103,6 +116,7 @@ FORMATS: Registry[Any] = Registry("data format")
 
 _providers: list[Callable[[], None]] = []
 _plugins_loaded = False
+_others = 0
 
 
 def provide(load: Callable[[], None]) -> None:
@@ -115,14 +129,72 @@ def _load_builtin() -> None:
         load()
 
 
+def count_others(*things: Any) -> None:
+    """Count classes and functions of other packages that are registered, here or as kernels."""
+    global _others
+    _others += sum(not thing.__module__.startswith(_OWN) for thing in things)
+
+
+def import_plugin(path: str) -> None:
+    """Import a Python file that registers classes, here and in all processes that this one starts.
+
+    Its folder is appended to `sys.path`, so that other processes find what they unpickle.
+
+    Args:
+        path: a .py file, whose name is that of a module.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: its name cannot be that of a module, or is that of another one; it fails to be imported; it
+            registers nothing.
+    """
+    from importlib import invalidate_caches
+    from importlib.metadata import EntryPoint
+    from importlib.util import find_spec
+
+    folder, file = os.path.split(os.path.abspath(path))
+    name, suffix = os.path.splitext(file)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{path}: no such file")
+    if suffix != ".py" or not name.isidentifier():
+        raise ValueError(f"{path}: the name must have letters, digits and _ only, and end in .py: rename the file")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    invalidate_caches()
+    loaded = sys.modules.get(name)
+    found = getattr(loaded, "__file__", None) if loaded else getattr(find_spec(name), "origin", None)
+    if found is None or not os.path.exists(found) or not os.path.samefile(found, path):
+        raise ValueError(f"{path}: Python has another module '{name}' ({found or 'built-in'}): rename the file")
+    if loaded is None:
+        before = _others
+        try:
+            EntryPoint(name, name, _GROUP).load()
+        except (Exception, SystemExit) as error:  # of code that is not ours
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path} cannot be imported: {reason} (--traceback shows where)") from error
+        if _others == before:
+            raise ValueError(f"{path} registers nothing: decorate its class, as with @PRIORS.register('name')")
+    given = os.environ.get(_VARIABLE, "").split(os.pathsep)
+    os.environ[_VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*given, os.path.join(folder, file)])))
+
+
 def load_plugins() -> None:
-    """Import the modules of the entry-point group `torchmdnet2.plugins`, once; failures give a warning."""
+    """Import plug-ins, once.
+
+    These are the files that the variable `TORCHMDNET2_PLUGINS` names, as in processes of a command with `--plugin`, and
+    the modules of the entry-point group `torchmdnet2.plugins`, whose failures give a warning.
+
+    Raises:
+        FileNotFoundError, ValueError: as `import_plugin`, for a file of the variable.
+    """
     global _plugins_loaded
     if not _plugins_loaded:
         from importlib.metadata import entry_points
 
         _plugins_loaded = True
-        for entry in entry_points(group="torchmdnet2.plugins"):
+        for path in filter(None, os.environ.get(_VARIABLE, "").split(os.pathsep)):
+            import_plugin(path)
+        for entry in entry_points(group=_GROUP):
             try:
                 entry.load()
             except Exception as error:  # of code that is not ours: it must not stop what does not need it

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from .common import steady_streams
+from .common import add_plugin, import_plugins, steady_streams
 
 __all__ = ["main"]
 
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = _Warnings()  # type: ignore[assignment]
             warnings.simplefilter("ignore", DeprecationWarning)  # users cannot fix those of other packages
             _refuse_empty(options)
+            import_plugins(options)
             code = options.run(options)
         sys.stdout.flush()
         return code or 0
@@ -150,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         added.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+        add_plugin(added)
         added.set_defaults(run=run, parser=added)
         return added
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 __all__ = [
     "Command", "Run", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_devices",
-    "add_model", "data_of_training", "device_name", "frame_numbers", "keeping", "make_console", "names_options", "note",
-    "opening", "output_file", "output_prefix", "print_json", "print_table", "read_frames", "read_structure",
-    "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
+    "add_model", "add_plugin", "data_of_training", "device_name", "frame_numbers", "import_plugins", "keeping",
+    "make_console", "names_options", "note", "opening", "output_file", "output_prefix", "print_json", "print_table",
+    "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
 ]  # fmt: skip
 
 
@@ -106,6 +106,28 @@ def names_options(run: Run) -> Run:
             raise
 
     return named
+
+
+def add_plugin(parser: argparse.ArgumentParser) -> None:
+    """Declare --plugin; `import_plugins` reads it."""
+    words = "Python file that registers a model, prior, data format, …; it is run; repeatable"
+    parser.add_argument("--plugin", action="append", default=[], metavar="FILE", help=words)
+
+
+def import_plugins(options: argparse.Namespace) -> None:
+    """Import the files of --plugin.
+
+    Raises:
+        BadConfig: one is missing, fails to be imported, or registers nothing.
+    """
+    from ..errors import BadConfig
+    from ..registry import import_plugin
+
+    for path in options.plugin:
+        try:
+            import_plugin(path)
+        except (OSError, ValueError) as error:
+            raise BadConfig(f"--plugin: {error}") from error
 
 
 def add_charges(parser: argparse.ArgumentParser) -> None:

@@ -141,7 +141,7 @@ def _info(options: argparse.Namespace) -> None:
 
 def _config(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
-    from ..registry import REPRESENTATIONS, did_you_mean
+    from ..registry import REPRESENTATIONS, UnknownName
     from ..training.config.config import config_yaml, default_config_yaml, load_config
 
     ways = ["FILE"] * bool(options.file) + ["--learn"] * options.learn
@@ -164,9 +164,8 @@ def _config(options: argparse.Namespace) -> None:
 
         print(default_learn_yaml().rstrip())
         return
-    known = list(REPRESENTATIONS)
-    if options.model not in known:
-        raise BadConfig(
-            f"unknown model '{options.model}'{did_you_mean(options.model, known) or '.'} Known: {', '.join(known)}"
-        )
+    try:
+        REPRESENTATIONS[options.model]
+    except UnknownName as error:
+        raise BadConfig(str(error)) from None
     print(default_config_yaml(options.model).rstrip())

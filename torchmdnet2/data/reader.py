@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from ..errors import BadData
-from ..registry import FORMATS, did_you_mean
+from ..registry import FORMATS, OF_PLUGINS, did_you_mean
 from ..system import System
 from .check import check_batch, check_sample
 from .dataset import Dataset, Sample, checked_index, collate, select
@@ -447,7 +447,9 @@ def find_format(name: str | None) -> Format | None:
     else:
         known = list(FORMATS)
         hint = did_you_mean(name, [*known, *FORMATS["ase"].variants()]) or "."
-        raise BadData(f"unknown data format '{name}'{hint} Known: auto, {', '.join(known)}, and those of ase.io")
+        raise BadData(
+            f"unknown data format '{name}'{hint} Known: auto, {', '.join(known)}, and those of ase.io; {OF_PLUGINS}"
+        )
     found.reader.require(found.variant)
     return found
 

@@ -30,6 +30,7 @@ from ..priors import D2, D3, ZBL, Coulomb, PairPotential
 from ..priors.coulomb import CoulombPath
 from ..priors.coulomb.coulomb import Electrostatics
 from ..priors.pair_kernels import PairPriorPath
+from ..registry import count_others
 from ..system import System
 from .autograd_term import AutogradTerm, CpuAutogradTerm, autograd_unsupported_reason
 
@@ -58,11 +59,13 @@ _PRIOR_PATHS: dict[type[nn.Module], PriorPath] = {
 def register_fast_path(representation: type[nn.Module], path: FastPath) -> None:
     """Evaluate and train representations of this class on `path`. Subclasses do not inherit it."""
     _PATHS[representation] = path
+    count_others(representation, path)
 
 
 def register_prior_path(prior: type[nn.Module], path: PriorPath) -> None:
     """Evaluate priors of this class on `path`. Subclasses do not inherit it."""
     _PRIOR_PATHS[prior] = path
+    count_others(prior, path)
 
 
 def fast_path(representation: nn.Module) -> FastPath | None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from ...errors import BadConfig
-from ...registry import Registry
+from ...registry import OF_PLUGINS, Registry
 
 __all__ = ["Section", "closest", "first_error", "homes", "section_of", "validate_choice"]
 
@@ -113,9 +113,7 @@ def validate_choice(
     except (KeyError, TypeError):
         hint = closest(str(name), registry)
         known = ", ".join(registry)
-        text = (
-            f"unknown {registry.kind} '{name}'{hint} (known: {known}; those of a plug-in if its package is installed)"
-        )
+        text = f"unknown {registry.kind} '{name}'{hint} (known: {known}; {OF_PLUGINS})"
         raise PydanticCustomError("unknown_name", "{text}", {"text": text}) from None
     return section_of(cls, leave_out).model_validate({"name": name, **value}).model_dump()
 
