@@ -195,12 +195,13 @@ def test_a_system_elsewhere_is_refused():
 def test_report_says_why():
     assert "need hidden_channels to be" in Evaluator(make()).report()
     assert "float64" in Evaluator(make(), precision="float64").report()
-    assert "no effect" in Evaluator(make(), precision="tf32").report()
 
 
-def test_mixed_precision_is_refused_where_there_are_no_kernels():
-    with pytest.raises(ValueError, match=r"precision='mixed': .* the potential is on a CPU; take precision='native'"):
-        Evaluator(make(), precision="mixed")
+@pytest.mark.parametrize("precision", ["mixed", "tf32"])
+def test_lower_precision_is_refused_where_there_are_no_kernels(precision):
+    words = rf"precision='{precision}': .* the potential is on a CPU; take precision='native'"
+    with pytest.raises(ValueError, match=words):
+        Evaluator(make(), precision=precision)
 
 
 def test_kernels_are_not_for_gpus_before_ampere(monkeypatch):

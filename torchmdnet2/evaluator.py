@@ -50,6 +50,7 @@ Precision = Literal["native", "float32", "mixed", "tf32", "float64"]
 _GPU = (FusedBackend, CapturedAutogradBackend, ReferenceBackend)
 _CPU = (CompiledCpuBackend, ReferenceBackend)
 _Found = TypeVar("_Found")
+_LOWER = ("mixed", "tf32")  # of kernels for GPUs only
 _NATIVE = "take precision='native'"
 
 
@@ -62,8 +63,8 @@ class Evaluator:
             changing them through `.data`, which PyTorch does not count.
         precision: "native": the precision of the potential (float32 at least; "float32" means the same);
             "mixed": on a GPU, what TensorNet's layers exchange in float16, sums in float32, with expected errors of the
-            forces near 1e-4 of the largest; "tf32": matrix products of the fused kernels in TF32; "float64": a float64
-            copy of the potential.
+            forces near 1e-4 of the largest; "tf32": on a GPU, matrix products of the kernels in TF32; "float64": a
+            float64 copy of the potential.
         graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (5,000 for
             potentials without fused kernels; above, launch overhead is negligible); True always; False never.
         stress: compute the stress in every call.
@@ -71,8 +72,8 @@ class Evaluator:
             batches of several are not divided. None: only a structure that does not fit into the memory.
 
     Raises:
-        ValueError: an unknown option, a flag that is not True or False, or "mixed" or `block_atoms` for a device or
-            potential that has no such kernels.
+        ValueError: an unknown option, a flag that is not True or False, or "mixed", "tf32" or `block_atoms` for a
+            device or potential that has no such kernels.
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class Evaluator:
             cells or charges require a gradient, they are those of the Potential, and can be differentiated.
 
         Raises:
-            ValueError, UnknownElement: as the Potential; ValueError for a system on another device, or one that mixed
-                precision cannot evaluate.
+            ValueError, UnknownElement: as the Potential; ValueError for a system on another device, or one that the
+                kernels of "mixed" or "tf32" cannot evaluate.
             RuntimeError: the first use of a fast path did not agree with the reference.
         """
         forces, stress = require_flag(forces, "forces"), self._stress(stress)
@@ -171,10 +172,10 @@ class Evaluator:
         """Take the current weights, priors, device and type of the potential."""
         with self._lock:
             self._task = Task(self.potential, self.precision, self.graphs, self.block_atoms)
-            kinds = (FusedBackend,) if self.precision == "mixed" else _GPU if self._task.has_triton else _CPU
+            kinds = (FusedBackend,) if self.precision in _LOWER else _GPU if self._task.has_triton else _CPU
             self._backends: list[Backend] = [kind(self._task) for kind in kinds]
-            if self.precision == "mixed" and self._backends[0].unsupported_reason:
-                raise ValueError(f"precision='mixed': {self._backends[0].unsupported_reason}; {_NATIVE}")
+            if self.precision in _LOWER and self._backends[0].unsupported_reason:
+                raise ValueError(f"precision='{self.precision}': {self._backends[0].unsupported_reason}; {_NATIVE}")
             if self.block_atoms is not None:
                 self._require_blocks()
             self._declined: list[str] = []
@@ -224,15 +225,16 @@ class Evaluator:
                     f"the system is on '{system.device}' and the potential on '{device}': give system.to('{device}')"
                 )
             self._declined = ["the results are differentiated"] if differentiated else []
-            if differentiated and self.precision == "mixed":
-                raise ValueError(f"precision='mixed': the results would be those of autograd; {_NATIVE}")
+            if differentiated and self.precision in _LOWER:
+                raise ValueError(f"precision='{self.precision}': the results would be those of autograd; {_NATIVE}")
             for backend in self._backends[-1:] if differentiated else self._backends:
                 if not backend.unsupported_reason:
                     try:
                         return action(backend)
                     except Declined as reason:
                         self._declined.append(str(reason))
-        raise ValueError(f"precision='mixed': {self._declined[-1]}; {_NATIVE}")  # other precisions have the reference
+        # other precisions have the reference
+        raise ValueError(f"precision='{self.precision}': {self._declined[-1]}; {_NATIVE}")
 
     # --- reports -------------------------------------------------------------------------------------------------
 

@@ -357,10 +357,11 @@ def test_mixed_precision(potential, exact, atoms):
         evaluator(system.replace(pos=system.pos.clone().requires_grad_()))
 
 
-def test_mixed_precision_is_refused_without_its_kernels():
+@pytest.mark.parametrize("precision", ["mixed", "tf32"])
+def test_lower_precision_is_refused_without_its_kernels(precision):
     other = make(model={"name": "graph_network", "hidden_channels": 32, "max_z": 10})
     with pytest.raises(ValueError, match="no kernels of this precision for GraphNetwork"):
-        Evaluator(other, precision="mixed")
+        Evaluator(other, precision=precision)
 
 
 def test_float64_is_captured_too(potential, exact):

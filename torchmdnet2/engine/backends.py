@@ -145,10 +145,6 @@ class Backend(ABC):
             reasons: why earlier backends cannot evaluate the potential.
         """
 
-    def _autograd(self, name: str, reasons: str) -> str:
-        no_effect = ", so that precision='tf32' has no effect" if self.task.precision == "tf32" else ""
-        return f"{name} on {self.task}: {reasons}{no_effect}"
-
 
 class ReferenceBackend(Backend):
     """Calls the potential itself, the specification of all others."""
@@ -180,7 +176,7 @@ class ReferenceBackend(Backend):
         return [*found, Timing("network, sums (the rest)", "autograd", max(rest, 0.0)), whole]
 
     def describe(self, reasons: str) -> list[str]:
-        return [self._autograd("reference path (autograd)", reasons)]
+        return [f"reference path (autograd) on {self.task}: {reasons}"]
 
 
 # --- The CPU's compiled kernels as a backend ---
@@ -233,8 +229,7 @@ class CompiledCpuBackend(Backend):
         threads = "1 thread" if number == 1 else f"up to {number} threads, or 1 where that is faster"
         kind = type(self.task.potential.representation).__name__
         lines = [f"compiled {kind} kernels (numba) on {self.task.device}, float32, {threads}"]
-        lines += describe_priors(self.task.potential)
-        return lines + (["precision='tf32' has no effect there"] if self.task.precision == "tf32" else [])
+        return lines + describe_priors(self.task.potential)
 
 
 def unsupported_system(system: System) -> str:
@@ -402,7 +397,7 @@ class FusedBackend(_StepBackend):
             return "precision='float64' was requested"
         if self.task.device.type not in ("cpu", "cuda"):
             return "the fused kernels need a CPU or a CUDA device"
-        if self.task.precision == "mixed" and not self.task.has_triton:
+        if not self.task.has_triton:
             return "there are kernels for a GPU only, and the potential is on a CPU"
         unknown = _unknown_precision(self.task.potential, self.task.precision)
         return unknown or unsupported_reason(self.task.potential) or super()._reason()
@@ -578,7 +573,7 @@ class CapturedAutogradBackend(_StepBackend):
             )
 
     def describe(self, reasons: str) -> list[str]:
-        return [self._autograd("autograd in CUDA graphs", reasons), *self._describe_steps()]
+        return [f"autograd in CUDA graphs on {self.task}: {reasons}", *self._describe_steps()]
 
 
 def _unknown_precision(potential: Potential, precision: str) -> str:

@@ -19,7 +19,7 @@ __all__ = ["MessagePath"]
 class MessagePath(FastPath):
     """Equivariant Transformer, Transformer and graph network in float32 on a GPU, with heads of energies."""
 
-    arithmetic = MappingProxyType({"native": "float32", "tf32": "float32 (precision='tf32' has no effect)"})
+    arithmetic = MappingProxyType({"native": "float32"})
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, EquivariantTransformer | Transformer | GraphNetwork)
