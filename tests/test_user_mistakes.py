@@ -135,7 +135,7 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         ([*RELAX, "--conformers", "2"], "conformers need molecules with bonds: give SMILES or an SDF"),
         ([*RELAX, "--keep", "3"], "relax: --keep has no effect: window, rmsd and keep"),
         ([*RELAX, "--fmax", "-1"], "relax: --fmax must be a positive number"),
-        ([*RELAX, "--seed", "1"], "relax: --seed=1 has no effect"),
+        ([*RELAX, "--seed", "1"], "relax: --seed 1 has no effect"),
         (["score", *RELAX[1:], "--seed", "-1"], "score: --seed must be at least 0"),
         (["score", *RELAX[1:], "--dtype", "half"], "score: --dtype must be float32 or float64"),
         (["evaluate", "m.tmn", "data.xyz", "--devices", ","], "evaluate: --devices: name at least one device"),
@@ -143,8 +143,10 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         (["md", "m.tmn", "data.xyz", "--friction", "3"], "md: --friction has no effect at constant energy"),
         ([*RELAX[:3], "o.sdf"], "an SDF needs bonds, but the input has none: write an .xyz file"),
         ([*RELAX[:3], "data.xyz"], "data.xyz is read by this command and would be written too"),
-        *(([verb, "m.tmn", "data.xyz", "--coulomb", "dsf"], "coulomb='dsf' has no effect: this model has no Coulomb")
+        *(([verb, "m.tmn", "data.xyz", "--coulomb", "dsf"], "--coulomb dsf has no effect: this model has no Coulomb")
           for verb in ("md", "evaluate", "stability")),
+        (["md", "m.tmn", "data.xyz", "--precision", "mixed"], "md: --precision mixed: there are kernels for a GPU"),
+        (["md", "m.tmn", "data.xyz", "--precision", "mixed"], "; take --precision native"),
         (["md", "m.tmn", "data.xyz", "--inner-steps", "3"], "inner_steps: there is no inner model"),
         (["md", "m.tmn", "data.xyz", "--friction", "3"], "friction has no effect at constant energy; leave it out"),
         *((["md", "m.tmn", "data.xyz", f"--{name}", value], "has no effect, since this run is not at constant pressure")

@@ -93,7 +93,8 @@ Run = Callable[[argparse.Namespace], int | None]
 
 
 def names_options(run: Run) -> Run:
-    """Decorator: where an error begins with the name of an argument ("fmax must be"), name the option (--fmax)."""
+    """Decorator: where an error begins with the name of an argument ("fmax must be", "seed=1 has no effect"), name the
+    option (--fmax, --seed 1)."""
 
     @wraps(run)
     def named(options: argparse.Namespace) -> int | None:
@@ -102,7 +103,8 @@ def names_options(run: Run) -> Run:
         except ValueError as error:
             name = re.match(r"(\w+)(?=:|=| must | need | has no effect)", str(error))
             if name and f"--{name[0]}" in options.parser._option_string_actions:
-                error.args = (f"--{error}",)
+                words = re.sub(rf"\b{name[0]}=('?)([^\s':;,]+)\1", rf"--{name[0]} \2", str(error))
+                error.args = (words if words.startswith("--") else f"--{words}",)
             raise
 
     return named
