@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import extending, njit, prange, types
-from numba.core import cgutils, config
+from numba.core import cgutils, config, event
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numba.core.typed_passes import _reload_parfors
@@ -33,6 +33,7 @@ from .thread_tuner import ThreadChoice, ThreadTuner
 __all__ = [
     "INNER",
     "OPTIONS",
+    "before_compiling",
     "compile_side_by_side",
     "compiled",
     "finding",
@@ -316,6 +317,28 @@ def _turn(folder: str) -> Iterator[None]:
                     said = True
                     time.sleep(_PAUSE)
         yield
+
+
+@contextmanager
+def before_compiling(action: Callable[[], Any]) -> Iterator[None]:
+    """Call a function once, before the first kernel in a block that is not on disk is compiled."""
+    with event.install_listener("numba:compile", _First(action)):
+        yield
+
+
+class _First(event.Listener):
+    """Calls a function at the first event."""
+
+    def __init__(self, action: Callable[[], Any]):
+        self._action: Callable[[], Any] | None = action
+
+    def on_start(self, event: Any) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+    def on_end(self, event: Any) -> None:
+        pass
 
 
 @contextmanager

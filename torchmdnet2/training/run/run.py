@@ -55,7 +55,15 @@ from .folder import (
 )
 from .levels import levels_of, require_one_level
 from .setup import SUBSETS, Setup, device_of, make_setup, naming_frames, require_usable
-from .start import introduce, make_trainer, own_torch_state, pack_steps, run_check, take_threads
+from .start import (
+    introduce,
+    make_trainer,
+    naming_compilation,
+    own_torch_state,
+    pack_steps,
+    run_check,
+    take_threads,
+)
 
 __all__ = [
     "describe", "evaluate_saved", "finish", "member_config", "package_versions", "run_members", "run_training",
@@ -288,7 +296,7 @@ def _train(
     if trainer.history and trainer.position == 0:  # killed before it was written
         keep(trainer.history[-1])
     log.start(trainer.total_steps, trainer.step_count)
-    with _stop(trainer, devices) as stop:
+    with naming_compilation(trainer, log), _stop(trainer, devices) as stop:
         hooks = Hooks(
             step=lambda t, loss: log.step(t.epoch + 1, t.step_count, loss),
             epoch=after_epoch,

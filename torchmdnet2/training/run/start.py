@@ -29,7 +29,9 @@ from .levels import require_one_level
 from .notes import closest_pair, data_notes
 from .setup import SUBSETS, Setup, device_of, make_setup, naming_frames, require_usable
 
-__all__ = ["introduce", "make_trainer", "own_torch_state", "pack_steps", "run_check", "take_threads"]
+__all__ = [
+    "introduce", "make_trainer", "naming_compilation", "own_torch_state", "pack_steps", "run_check", "take_threads",
+]  # fmt: skip
 
 
 _SMALL = 1_000_000
@@ -114,7 +116,20 @@ def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
         return f"{devices.size} processes, each with a share of every batch; {memory}"
     if on_gpu:
         return f"steps are replayed from CUDA graphs; {memory}"
-    return "steps run on compiled kernels; compiling them may take half a minute before the first step, once"
+    return "steps run on compiled kernels"
+
+
+@contextmanager
+def naming_compilation(trainer: Trainer, log: TrainingLog) -> Iterator[None]:
+    """Log that kernels are compiled, before the first one in a block that a CPU's packed steps need and numba has not
+    kept."""
+    if trainer.packed is None or trainer.device.type != "cpu":
+        yield
+        return
+    from ...core.compiling_cpu import before_compiling  # needs numba
+
+    with before_compiling(lambda: log.say("compiling kernels for the CPU, which may take half a minute, once")):
+        yield
 
 
 def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
