@@ -127,6 +127,9 @@ def test_usage_errors(capsys, arguments):
         ),
         (["scan", "a", "b", "--pair", "0"], "torchmdnet2 scan: unrecognized arguments: --pair 0. `torchmdnet2 scan"),
         (["md", "--stepz=3", "a", "b", "c"], "unrecognized arguments: --stepz=3 c, did you mean '--steps'?"),
+        (["evalute", "a"], "invalid choice: 'evalute', did you mean 'evaluate'? Choose from train, learn, evaluate, "),
+        (["frob"], "invalid choice: 'frob'. Choose from train, learn, "),
+        (["md", "a", "b", "--precision", "mixd"], "--precision: invalid choice: 'mixd', did you mean 'mixed'? Choose"),
     ],
 )
 def test_unknown_options_are_named_with_the_nearest_one(capsys, arguments, words):

@@ -218,3 +218,10 @@ def test_a_potential_that_kernels_do_not_cover(tmp_path, system, fast):
     other = load(tmp_path / "other.tmn")
     assert_same(other(system), other.reference(system), 1e-6)
     assert len(fast) == 1
+
+
+def test_arguments_of_the_evaluator_are_named(path):
+    with pytest.raises(TypeError, match=r"it is one of Evaluator\(load\(…\), precision='mixed'\)"):
+        load(path, precision="mixed")
+    with pytest.raises(TypeError, match=r"load has no argument 'colour'$"):
+        load(path, colour="red")

@@ -14,8 +14,9 @@ import logging
 import operator
 import os
 from collections.abc import Callable, ValuesView
+from inspect import signature
 from itertools import chain
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -292,6 +293,7 @@ def load(
     allow_untrained_charge: bool = False,
     coulomb: str = "pme",
     level: str | None = None,
+    **other: NoReturn,
 ) -> Potential:
     """Read a potential from a model file, in evaluation mode.
 
@@ -310,13 +312,20 @@ def load(
         coulomb: how Coulomb energies over all pairs are summed in periodic cells: "pme" (particle-mesh Ewald) or "dsf"
             (damped shifted force: a sum over near pairs, less accurate).
         level: level of theory, of a model that was trained on several (`potential.level_names`); None: its default.
+        other: none; arguments of the Evaluator, such as `precision`, are an error that says where they go.
 
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.
+        TypeError: an unknown argument.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
         ValueError: the device, dtype or `coulomb` cannot be used, `allow_untrained_charge` is not True or False, or the
             model does not have this level.
     """
+    given: dict[str, Any] = other
+    for name, value in given.items():
+        its = name in signature(Evaluator).parameters
+        where = f": it is one of Evaluator(load(…), {name}={value!r})" * its
+        raise TypeError(f"load has no argument '{name}'{where}")
     potential = checkpoint.load(path, device, dtype, allow_untrained_charge, coulomb, level)
     potential.fast_calls = FastCalls()
     return potential

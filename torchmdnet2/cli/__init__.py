@@ -105,9 +105,12 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what an option means where its value is not a number, such as 10ps."""
+    """Says what an option means where its value is not a number, such as 10ps; suggests commands and choices that are
+    spelled alike."""
 
     def error(self, message: str) -> NoReturn:
+        from ..registry import did_you_mean
+
         wrong = re.fullmatch(r"argument (--[\w-]+): invalid (float|int) value: '(.*)'", message)
         if wrong:
             option, kind, given = wrong.groups()
@@ -116,6 +119,13 @@ class _Parser(argparse.ArgumentParser):
             message = (
                 f"{option} {action.metavar or ''}".strip() + f" must be {number}, got {given}; it is: {action.help}"
             )
+        wrong = re.match(r"argument ([\w-]+): invalid choice: '(.*?)'", message)
+        if wrong:
+            named = [
+                action for action in self._actions if wrong[1] in (*action.option_strings, action.metavar, action.dest)
+            ]
+            choices = [str(choice) for action in named for choice in action.choices or ()]
+            message = f"{wrong[0]}{did_you_mean(wrong[2], choices) or '.'} Choose from {', '.join(choices)}"
         super().error(message)
 
 
