@@ -62,6 +62,7 @@ def test_values_and_files(tmp_path, potential, capsys, drawn):
     command = ["bench", tmp_path / "m.tmn", "--sides", "2,1", "--device", "cpu", "--output", tmp_path / "times"]
     assert main([*map(str, command)]) == 0
     out = capsys.readouterr().out
+    assert "systems: water in periodic boxes" in out and f"model: {tmp_path / 'm.tmn'}" in out and "memory" not in out
     found = json.loads((tmp_path / "times.json").read_text())
     assert [t["atoms"] for t in found["timings"]] == [3, 24]
     assert all(0 < t["lowest"] <= t["ms"] <= t["highest"] for t in found["timings"])
@@ -78,7 +79,7 @@ def test_stops_in_time(potential, tmp_path):
     seen = []
     found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 1), seconds=0.0, report=seen.append)
     assert [t.atoms for t in found.timings] == [3] == [t.atoms for t in seen]
-    assert found.stopped == "24 atoms would take longer than 0 s"
+    assert found.stopped == "24 atoms would exceed the time limit of 0 s"
 
 
 @pytest.mark.parametrize("part", ["prior", "head"])
@@ -93,7 +94,8 @@ def test_droplets_for_sums_over_all_pairs(tmp_path, capsys, part):
     found = time_steps(str(tmp_path / "m.tmn"), sides=(1, 2))
     assert [t.atoms for t in found.timings] == [3, 24] and not found.periodic
     assert main(["bench", str(tmp_path / "m.tmn"), "--sides", "1", "--device", "cpu"]) == 0
-    assert "droplets were timed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "systems: droplets of water in vacuum" in out and "periodic boxes" not in out
 
 
 def test_compilation_takes_none_of_the_time(potential, tmp_path, monkeypatch):
@@ -109,7 +111,7 @@ def test_compilation_takes_none_of_the_time(potential, tmp_path, monkeypatch):
     monkeypatch.setattr("torchmdnet2.benchmark._time_box", time_box)
     found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 3, 4), seconds=60.0)
     assert [t.atoms for t in found.timings] == [24, 81]
-    assert found.stopped == "192 atoms would take longer than 60 s"
+    assert found.stopped == "192 atoms would exceed the time limit of 60 s"
 
 
 @pytest.mark.parametrize("sides", ["", "2,x", "0"])

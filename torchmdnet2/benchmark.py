@@ -144,7 +144,7 @@ def time_steps(
         if timings:
             expected = _LEAST_STEPS * timings[-1].ms * 1e-3 * (atoms / timings[-1].atoms) ** (1 if periodic else 2)
             if time.perf_counter() - start + expected > seconds:
-                stopped = f"{atoms:,d} atoms would take longer than {seconds:g} s"
+                stopped = f"{atoms:,d} atoms would exceed the time limit of {seconds:g} s"
                 break
         try:
             system = water_box(side) if periodic else water_box(side).replace(cell=None, pbc=None)

@@ -16,13 +16,13 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    bench = command("bench", _bench, "time the steps of a model on this machine, for boxes of water")
+    bench = command("bench", _bench, "time the steps of a model on this machine, for water")
     add_model(bench, " (default: the model of docs/performance.md, random weights)", nargs="?")
     bench.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
-    bench.add_argument("--sides", type=_sides, default="2,4,7,15,32", help="molecules along each side of the boxes, "
-                       "separated by commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
-    bench.add_argument("--seconds", type=float, default=60.0, help="time limit for all boxes but the first, which also "
-                       "compiles kernels; larger boxes are left out (default: 60)")  # fmt: skip
+    bench.add_argument("--sides", type=_sides, default="2,4,7,15,32", help="molecules along each side of the boxes or "
+                       "droplets, separated by commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
+    bench.add_argument("--seconds", type=float, default=60.0, help="time limit for all sizes but the first, which also "
+                       "compiles kernels; larger ones are left out (default: 60)")  # fmt: skip
     bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
 
     warm = command("warm", _warm, "compile the kernels of a model in advance")
@@ -60,16 +60,26 @@ def _bench(options: argparse.Namespace) -> None:
     heads = ["    atoms    ms/step    lowest   highest     ns/day"]
 
     def show(timing: Timing) -> None:
+        on_gpu = timing.memory_GB is not None
         while heads:  # printed before the first row, so that no heads stand above an error
-            console.print(heads.pop(), highlight=False)
-        memory = "" if timing.memory_GB is None else f"{timing.memory_GB:8.2f} GB"
-        row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}{timing.ns_per_day:11.3g}"
-        console.print(row + memory, highlight=False, soft_wrap=True)
+            console.print(heads.pop() + "  memory/GB" * on_gpu, highlight=False)
+        row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}"
+        row += f"{float(f'{timing.ns_per_day:.3g}'):11,g}" + (f"{timing.memory_GB:11.2f}" if on_gpu else "")
+        console.print(row, highlight=False, soft_wrap=True)
 
     found = time_steps(options.model, sides=options.sides, seconds=options.seconds, report=show, **settings)
-    lines = [f"{found.model} on {found.device}", f"path: {found.path.splitlines()[0] if found.path else ''}"]
-    if not found.periodic:
-        lines.append("droplets were timed, not periodic boxes: the Coulomb energy of the model is a sum over all pairs")
+    water = "water in periodic boxes" if found.periodic else (
+        "droplets of water in vacuum, since this model sums Coulomb energies over all pairs of atoms; periodic cells "
+        "need another sum, which takes another time"
+    )  # fmt: skip
+    lines = [
+        f"model: {options.model or 'that of docs/performance.md, random weights'}",
+        f"device: {found.device}",
+        f"method: {found.path.splitlines()[0] if found.path else ''}",
+        f"systems: {water}",
+        "times: a step is neighbor search, energy and forces; ms/step is the median of five groups of steps, lowest "
+        "and highest are the fastest and the slowest group; ns/day is for time steps of 0.5 fs",
+    ]
     lines += [f"larger systems were left out: {found.stopped}"] if found.stopped else []
     if options.output:
         lines.append("wrote " + ", ".join(map(str, found.write(Path(options.output)))))
