@@ -60,13 +60,15 @@ def no_gpu(monkeypatch):
     stream = SimpleNamespace(wait_stream=lambda other: None)
     for name, stand_in in {
         "device": lambda device: contextlib.nullcontext(),
-        "Stream": lambda: stream,
+        "current_device": lambda: 0,
+        "Stream": lambda *given, **options: stream,
         "current_stream": lambda: stream,
         "stream": lambda stream: contextlib.nullcontext(),
         "graph": lambda *given, **options: contextlib.nullcontext(),
         "CUDAGraph": FakeGraph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr("torchmdnet2.core.devices._STREAMS", threading.local())
 
 
 def test_a_recording_leaves_inputs_as_they_were(no_gpu, monkeypatch):

@@ -13,6 +13,7 @@ from ase.build import bulk, molecule
 from tiny import tiny_potential
 
 from torchmdnet2 import Evaluator, System
+from torchmdnet2.engine import check
 from torchmdnet2.engine.check import reference, require_result, virial_terms
 from torchmdnet2.errors import UndeterminedEnergyWarning
 
@@ -23,6 +24,21 @@ CELLS = {
     "cubic": bulk("Si", "sc", a=2.3),
     "chain": Atoms("C", cell=[1.4, 12, 12], pbc=True),
 }
+
+
+@pytest.mark.parametrize(("most", "by_reference"), [(26, False), (27, True)])
+def test_lists_of_few_images_need_no_other_search(most, by_reference, monkeypatch):
+    """On a GPU another search would first be compiled. A cutoff below the height of the cell needs 3³ images."""
+    system, asked = System.from_ase(bulk("Si", cubic=True) * 2), []
+    search = check.neighbor_list
+    expected = check.PairLists(system)(4.0)
+    monkeypatch.setattr(
+        check, "neighbor_list", lambda *given, backend: asked.append(backend) or search(*given, backend)
+    )
+    monkeypatch.setitem(check._MOST_IMAGES, "cpu", most)
+    found = check._ReferenceLists(system)(4.0)
+    assert asked == ["reference"] * by_reference
+    assert torch.equal(found.edge_index, expected.edge_index) and torch.equal(found.shift, expected.shift)
 
 
 def test_terms_of_one_pair_are_its_virial():

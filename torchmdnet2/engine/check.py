@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..neighbors import NeighborList, neighbor_list
 from ..neighbors.pairs import PairLists
+from ..neighbors.reference import number_of_images
 from ..potential.output import SPREADS
 from ..potential.potential import Potential, Result
 from ..system import System
@@ -57,19 +58,30 @@ def for_any_composition(potential: Potential) -> Potential:
 def reference(potential: Potential, system: System, stress: bool) -> Result:
     """Return results of the potential in float64, with the reference neighbor list.
 
-    Priors of molecules use that list too: on a GPU, compiling other searches takes longer than all the rest.
-
     Raises:
         ValueError: `Potential.forward` refuses the structure.
     """
     exact, system = _in_float64(potential, system)
     exact.check(system)  # before it is searched
-    cutoffs = {potential.cutoff}
-    if not bool(system.pbc.any()):  # else the many images of a long cutoff would take longer
-        cutoffs.update(c for prior in potential.priors if 0 < (c := prior.cutoff or 0) < math.inf)
     with torch.enable_grad():
-        known = {cutoff: neighbor_list(system, cutoff, backend="reference") for cutoff in cutoffs}
-        return exact.reference(system, stress=stress, neighbors=PairLists(system, known), create_graph=False)
+        known = {potential.cutoff: neighbor_list(system, potential.cutoff, backend="reference")}
+        return exact.reference(system, stress=stress, neighbors=_ReferenceLists(system, known), create_graph=False)
+
+
+_MOST_IMAGES = {"cuda": 3000, "cpu": 1}
+"""Largest number of periodic images for which the reference lists the pairs of priors. On a GPU an image takes 0.1 ms,
+and to compile another search seconds."""
+
+
+class _ReferenceLists(PairLists):
+    """Lists of the reference search where they have few images."""
+
+    def __call__(self, cutoff: float) -> NeighborList:
+        if cutoff not in self.known and cutoff < math.inf:
+            per_structure = number_of_images(self.system, cutoff) / max(1, self.system.num_systems)
+            if per_structure <= _MOST_IMAGES[self.system.device.type]:
+                self.known[cutoff] = neighbor_list(self.system, cutoff, backend="reference")
+        return super().__call__(cutoff)
 
 
 def _in_float64(potential: Potential, system: System) -> tuple[Potential, System]:

@@ -237,6 +237,7 @@ class FusedStep(Step):
         self._batch = new(N, dtype=torch.int32)
         self._with_pytorch = any(term.allocates for term in terms)
         self.measures_graph = self._with_pytorch or net.allocates
+        self.rehearses = not net.allocates and all(term.rehearses or not term.allocates for term in terms)
         self._exact = {float(term.cutoff) for term in terms if term.by_autograd and term.cutoff > 0}
         shared = [float(term.cutoff) for term in terms if not term.by_autograd]
         cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
@@ -651,7 +652,10 @@ class FusedModel:
         if not compiled:
             _compile(step)
         graphed = GraphedStep(step)
+        divisions = [search.division for search in step.searches.values()]
         graphed.make_room()
+        if not compiled and divisions != [search.division for search in step.searches.values()]:
+            _compile(step)  # more edges are searched by other kernels
         return graphed, inputs
 
     def load(self, step: FusedStep, system: System) -> None:
@@ -709,5 +713,5 @@ def _compile(step: FusedStep) -> None:
                 search.count(step.pos, step.cell, step.pbc)
             step.launch()
 
-    if step.device.type == "cuda" and not step.measures_graph:  # else PyTorch reads what kernels write
+    if step.device.type == "cuda" and step.rehearses:
         compile_side_by_side(launch)

@@ -291,6 +291,8 @@ class Term(ABC):
         by_autograd: PyTorch launches what it needs, on a GPU on a list that ends at its cutoff (0: none) and has
             shifts, on a CPU on one that it searches.
         allocates: PyTorch launches a part of it, and takes memory besides the buffers, which a graph then holds.
+        rehearses: that part may run while kernels are only compiled and not launched: it neither waits for the device
+            nor uses what kernels write as indices. If not, its kernels are compiled one by one, when first launched.
         of_edges: energy and force of an atom depend on its edges and the elements alone.
         cost: of an edge on a CPU, in the units of `thread_tuner.amount_of_work`.
         name: in reports.
@@ -301,6 +303,7 @@ class Term(ABC):
     uses_charges: bool = False
     by_autograd: bool = False
     allocates: bool = False
+    rehearses: bool = False
     of_edges: bool = False
     cost: int = 10
 

@@ -27,6 +27,7 @@ __all__ = [
     "neighbor_list_reference",
     "neighbor_list_torch_cluster",
     "neighbor_list_vesin",
+    "number_of_images",
     "simple_structure",
 ]
 
@@ -96,9 +97,7 @@ def _search(pos: Tensor, cell: Tensor, pbc: Tensor, cutoff: float) -> tuple[Tens
     # wrap along the periodic directions; the wrap enters the shifts so that they refer to the given positions
     wrap = torch.floor(pos @ inverse) * pbc
     wrapped = pos - wrap @ full
-    # |fractional difference| < 1 after wrapping, so an image s can be in range only if |s| < cutoff/height + 1
-    heights = 1 / inverse.norm(dim=0)
-    reach = [math.floor(cutoff / float(h)) + 1 if p else 0 for h, p in zip(heights, pbc, strict=True)]
+    reach = _reach(inverse, pbc, cutoff)
     delta = wrapped[None, :] - wrapped[:, None]  # [N, N, 3], j − i
     wrap_int = wrap.round().long()
     rows, cols, shifts = [], [], []
@@ -112,6 +111,22 @@ def _search(pos: Tensor, cell: Tensor, pbc: Tensor, cutoff: float) -> tuple[Tens
         cols.append(j)
         shifts.append(s + wrap_int[i] - wrap_int[j])
     return torch.cat(rows), torch.cat(cols), torch.cat(shifts)
+
+
+def _reach(inverse: Tensor, pbc: Tensor, cutoff: float) -> list[int]:
+    """How many images to visit to each side along the lattice vectors; inverse: of the complete cell."""
+    # |fractional difference| < 1 after wrapping, so an image s can be in range only if |s| < cutoff/height + 1
+    heights = 1 / inverse.norm(dim=0)
+    return [math.floor(cutoff / float(h)) + 1 if p else 0 for h, p in zip(heights, pbc, strict=True)]
+
+
+def number_of_images(system: System, cutoff: float) -> int:
+    """Return the number of images that `neighbor_list_reference` visits, of all structures together."""
+    total = 0
+    for cell, pbc in zip(system.cell.double().cpu(), system.pbc.cpu(), strict=True):
+        reach = _reach(torch.linalg.inv(complete_cell(cell, pbc)), pbc, cutoff)
+        total += math.prod(2 * n + 1 for n in reach)
+    return total
 
 
 # --- Small structures on the CPU: the distances of all pairs of all images, in NumPy ---

@@ -289,6 +289,11 @@ class TritonNeighborSearch:
             raise ValueError("pos, cell and pbc must be contiguous")
 
     @property
+    def division(self) -> _SingleTile | None:
+        """How `search_single` divides the structure, which depends on the capacity; None: other kernels search it."""
+        return self._single
+
+    @property
     def _after(self) -> dict[str, bool]:
         """Launch options of every kernel but the first: it may be placed while the one before ends."""
         overlap = {"PDL": True, "launch_pdl": True} if self._overlap else {"PDL": False}

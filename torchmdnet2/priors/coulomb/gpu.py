@@ -122,7 +122,7 @@ class ParticleMeshTerm(TermWithRoom):
         device: CUDA, or the CPU under Triton's interpreter.
     """
 
-    allocates = True
+    allocates = rehearses = True
 
     def __init__(self, prior: Coulomb, device: torch.device):
         self.prior, self.device = prior, device
