@@ -704,7 +704,7 @@ class FusedModel:
         require_properties(step.properties(out.charges), expected, self.potential, system, self.precision)
 
 
-def _compile(step: FusedStep) -> None:
+def _compile(step: Step) -> None:
     """Compile all kernels of a step in parallel; others are compiled when they are launched."""
 
     def launch() -> None:
@@ -713,5 +713,5 @@ def _compile(step: FusedStep) -> None:
                 search.count(step.pos, step.cell, step.pbc)
             step.launch()
 
-    if step.device.type == "cuda" and step.rehearses:
+    if step.rehearses and step.device.type == "cuda":
         compile_side_by_side(launch)

@@ -142,6 +142,7 @@ class Step(ABC):
             that has such directions.
         measures_graph: count the memory of a graph in `nbytes`.
         waits: `launch` waits for the device, so that no graph can hold it.
+        rehearses: `launch` may run while kernels are only compiled and not launched; see `Term`.
     """
 
     pos: Tensor
@@ -151,6 +152,7 @@ class Step(ABC):
     order: Any = None
     measures_graph = False
     waits = False
+    rehearses = False
 
     def __init__(
         self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, charges: bool, device: torch.device
