@@ -120,7 +120,7 @@ def inference(capability: int, sizes: list[int], channels: int) -> None:
             print(f"{precision}, {num_atoms} atoms")
             for dtype, periodic in product((torch.float32, torch.float64), (False, True)):
                 model.step(num_atoms, 1, dtype, True, capacity=60 * num_atoms, periodic=periodic).launch()
-        for elements in ((8,), (1, 8), (1, 6, 8), (1, 6, 7, 8))[: channels // 32]:
+        for elements in ((8,), (1, 8), (1, 6, 8), (1, 6, 7, 8), (1, 6, 7, 8, 16))[: channels // 20]:
             print(f"{precision}, {max(sizes)} atoms of the elements {elements}")
             shapes = replace(model.net.launch_shapes(max(sizes)), elements=elements)
             model.step(max(sizes), 1, torch.float32, True, capacity=60 * max(sizes), shapes=shapes).launch()

@@ -183,7 +183,7 @@ if __name__ == "__main__":
     # several rows, or several edges of a row, at a time; elements that are not there
     many, rows = Tiles.for_atoms(10**5, 128), MessageTile(2, 2, 32, 1)
     case("by elements", "O(3)", water(5), replace(many, elements=(1, 8)), 128)
-    by_rows = replace(many, elements=(1, 6, 7, 8), element_sums=rows, element_edges=rows)
+    by_rows = replace(many, elements=(1, 6, 7, 8, 9), element_edges=rows)
     case("by elements, several rows, logarithms", "SO(3)", water(4, (1, 6, 8)), by_rows, 128, norm="log")
     # weights, and maps of the elements alone, that do not fit in halves: products in TF32
     tensornet.HALVES_BELOW = 0.0

@@ -229,6 +229,7 @@ _THOUSANDS = Tiles(
 )
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""
+_MOST_ELEMENTS = 6
 _BY_SIZE = ((32, _FEW), (112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 # where each program splits the numbers that it reads, eight rows are faster
 _EIGHT_ROWS: dict[str, Any] = {"update": _WIDE_SPLIT, "gradient_product": _WIDE_SPLIT, "gradient_mix": _WIDE_SPLIT}
@@ -360,7 +361,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def shapes_for(self, num_atoms: int, z: Tensor) -> Tiles:
         tiles = self.launch_shapes(num_atoms)
-        most = min(4, self.weights.channels // FUNCTIONS)  # elements whose sums fit into X
+        most = min(_MOST_ELEMENTS, self.weights.channels // 20)
         if num_atoms < _BY_ELEMENTS_FROM or not most or not self.weights.embedding_by_elements:
             return tiles
         elements = tuple(z.unique().tolist())
@@ -391,12 +392,13 @@ class FusedTensorNet(FeatureNetwork):
 
         # rows of edge gradients: one for each slice of channels, since slices are in different programs
         slices = 1 if tiles.elements else f // tiles.embedding_backward.channels
+        wide = max(f, FUNCTIONS * len(tiles.elements))  # of the sums of all elements
         back = f // tiles.message_backward.channels
         x, d, gate, active = new(layers + 1, n, 9, f), [field() for _ in range(layers)], new(n, 3 * f), new(n, 2 * f)
         return Buffers(
-            x0=new(n, 9, f), norm=new(n, f), hidden=new(n, 2 * f), active=active, gate=gate, dgate=gate, dhidden=active,
+            x0=new(n, 9, wide), norm=new(n, f), hidden=new(n, 2 * f), active=active, gate=gate, dgate=gate, dhidden=active,
             norms=new(n, 3 * f), readout=new(n, f), readout_active=new(n, f), dreadout=new(n, f),
-            mixed=new(n, 9, f), x=list(x), inverse=list(new(layers, n, f)),
+            mixed=new(n, 9, wide), x=list(x), inverse=list(new(layers, n, f)),
             y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)], d=d, g=x[-1], dd=d[-1], dm=sent(),
             segment=new(capacity, dtype=torch.int64),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
@@ -653,15 +655,15 @@ class FusedTensorNet(FeatureNetwork):
         maps, _, precision = self._element_maps
         place, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_sums, tiles.element_product
-        width = FUNCTIONS * (1 << (len(tiles.elements) - 1).bit_length())
-        edges_at_once = min(walk.edges, 8 * FUNCTIONS // width)  # their sums stay in the registers
-        message.element_sums_kernel[(-(-n // walk.atoms),)](
-            *edges[:3], w.knots, b.segment, atoms.z, place, table, b.mixed, n, w.table.decay, w.table.scale,
-            KNOTS=w.table.num_knots, W=width, BR=walk.atoms, BE=edges_at_once, **self._by_elements(tiles, walk),
+        # the gradients of the edges come later
+        message.element_sums_kernel[(n,)](
+            *edges[:3], w.knots, b.segment, b.edge_slope.view(torch.int32), atoms.z, place, table, b.mixed,
+            w.table.decay, w.table.scale, KNOTS=w.table.num_knots, B=len(elements),
+            P=1 << (len(elements) - 1).bit_length(), BE=walk.edges, **self._by_elements(tiles, walk),
         )  # fmt: skip
         message.element_product_kernel[-(-n // block.rows), w.channels // block.cols](
             b.mixed, maps, atoms.z, elements, w.z_receiver, w.z_sender, w.embedding_self, b.x0, b.norm, n,
-            F=w.channels, W=width, B=len(elements), BM=block.rows, BN=block.cols, LOG=w.log_norm, PREC=precision,
+            F=w.channels, B=len(elements), BM=block.rows, BN=block.cols, LOG=w.log_norm, PREC=precision,
             **self._by_elements(tiles, block),
         )  # fmt: skip
 
@@ -673,7 +675,7 @@ class FusedTensorNet(FeatureNetwork):
         _, maps_t, precision = self._element_maps
         _, elements = w.places_of(tiles.elements)
         walk, block = tiles.element_edges, tiles.element_gradient
-        # G of all atoms takes B·R ≤ F columns (`shapes_for`), and X⁰ was read for the last time for dX⁰
+        # X⁰ was read for the last time for dX⁰
         message.element_gradient_kernel[(-(-n // block.rows) * len(elements),)](
             b.mixed, maps_t, atoms.z, elements, w.z_receiver, w.z_sender, b.x0, n, F=w.channels, B=len(elements),
             BM=block.rows, BK=block.depth, PREC=precision, num_stages=block.stages,

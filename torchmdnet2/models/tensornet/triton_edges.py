@@ -486,59 +486,107 @@ def embedding_backward_kernel(
 # Backwards in the same two steps: first, for each atom, the gradient of S, G_ib,m = V_p(m) (z_ib ⊙ dX_i,m); then, for
 # each edge to an atom of element b, Σ_m ⟨φ' u_m, G_ib,m⟩ and Σ_m ⟨φ ∂u_m/∂u, G_ib,m⟩.
 #
-# For B elements G is [N, B, 9, R], and S is [N, 9, W], W being R times the power of two from B on. place [max_z] is the
-# place of an element among them; maps V [3, R, F].
+# For B elements G is [N, B, 9, R], and S is [N, 9, B, R]. place [max_z] is the place of an element among them; maps V
+# [3, R, F].
 
 
-@triton.jit(do_not_specialize=["num_atoms"])
-def element_sums_kernel(
-    row_ptr, sender, vec, knots, segment_out, z, place, table, sums, num_atoms, decay, scale,
-    R: tl.constexpr, W: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def sort_edges(
+    row_ptr, sender, vec, knots, segment, order, z, place, decay, scale, row, KNOTS: tl.constexpr, P: tl.constexpr
 ):  # fmt: skip
-    """S_ib = Σ_j∈b φ(d_ij) u; and the segments of the edges (`write_segments`)."""
-    after_previous(PDL)
-    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
-    c = tl.arange(0, W)[None, :]
-    x0 = tl.zeros([BR * BE, W], tl.float32)
-    x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
-    write_segments(row_ptr, sender, vec, knots, segment_out, z, place, num_atoms, decay, scale, KNOTS, BR)
-    # as in `embedding_kernel`
-    s = tl.load(segment_out + e, e < end, other=0)
-    vx, vy, vz = vector(vec, e, e < end)
-    for _ in range(0, steps):
+    """Write the segments of the edges of a row as `write_segments`, and its edges by the element of the sender to
+    `order`.
+
+    Returns:
+        [P] how many edges there are of each element, and where they end in `order`.
+    """
+    start, end = tl.load(row_ptr + row), tl.load(row_ptr + row + 1)
+    lane, elements = tl.arange(0, 32), tl.arange(0, P)[None, :]
+    count = tl.zeros([P], tl.int32)
+    for first in range(start, end, 32):
+        e = first + lane
         mask = e < end
-        k, t = unpack_segment(s)
-        element = kind_of(s)
-        ux, uy, uz = direction(vx, vy, vz)
-        s = tl.load(segment_out + e + BE, e + BE < end, other=0)
-        vx, vy, vz = vector(vec, e + BE, e + BE < end)
-        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
-        f = value_at(segments(table, k, c % R, R, 1), 0, t, mask, R, 1)
-        f = tl.where(element == c // R, f, 0.0)
-        x0 += f
-        x1 += uz * f
-        x2 -= uy * f
-        x3 += ux * f
-        x4 += (ux * ux - third) * f
-        x5 += ux * uy * f
-        x6 += ux * uz * f
-        x7 += (uy * uy - third) * f
-        x8 += uy * uz * f
-        e += BE
+        element = tl.load(place + tl.load(z + tl.load(sender + e, mask, other=0), mask, other=0))
+        x, y, w = vector(vec, e, mask)
+        k, t = segment_of(tl.sqrt(x * x + y * y + w * w), knots, decay, scale, KNOTS)
+        tl.store(segment + e, pack_segment(element, k, t), mask)
+        count += tl.sum((mask[:, None] & (element[:, None] == elements)).to(tl.int32), 0)
+    tl.debug_barrier()  # threads read what others wrote
+    ends = start + tl.cumsum(count, 0)
+    at = ends - count
+    for first in range(start, end, 32):
+        e = first + lane
+        mask = e < end
+        element = kind_of(tl.load(segment + e, mask, other=0))
+        here = (mask[:, None] & (element[:, None] == elements)).to(tl.int32)
+        tl.store(order + tl.sum(here * (at[None, :] + tl.cumsum(here, 0) - 1), 1), e, mask)
+        at += tl.sum(here, 0)
+    tl.debug_barrier()
+    return count, ends
+
+
+@triton.jit
+def element_sums_kernel(
+    row_ptr, sender, vec, knots, segment_out, order, z, place, table, sums, decay, scale,
+    R: tl.constexpr, B: tl.constexpr, P: tl.constexpr, KNOTS: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """S_ib = Σ_j∈b φ(d_ij) u, BE edges of an element at a time; and the segments of the edges.
+
+    Args:
+        order: [E] int32, used for the edges of each row by element.
+        P: a power of two, not less than B.
+    """
+    after_previous(PDL)
+    row = tl.program_id(0)
+    count, ends = sort_edges(
+        row_ptr, sender, vec, knots, segment_out, order, z, place, decay, scale, row, KNOTS, P
+    )  # fmt: skip
+    c = tl.arange(0, R)[None, :]
+    out = sums + row.to(tl.int64) * (9 * B * R) + c
+    for b in tl.range(0, B, num_stages=1):
+        here = tl.arange(0, P) == b
+        end = tl.sum(tl.where(here, ends, 0), 0)
+        begin = end - tl.sum(tl.where(here, count, 0), 0)
+        x0 = tl.zeros([BE, R], tl.float32)
+        x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
+        # as in `embedding_kernel`, the next edges are read while these are worked on
+        at = begin + tl.arange(0, BE)[:, None]
+        e = tl.load(order + at, at < end, other=0)
+        s = tl.load(segment_out + e, at < end, other=0)
+        vx, vy, vz = vector(vec, e, at < end)
+        for _ in range(begin, end, BE):
+            mask = at < end
+            k, t = unpack_segment(s)
+            ux, uy, uz = direction(vx, vy, vz)
+            at += BE
+            e = tl.load(order + at, at < end, other=0)
+            s = tl.load(segment_out + e, at < end, other=0)
+            vx, vy, vz = vector(vec, e, at < end)
+            third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
+            f = value_at(segments(table, k, c, R, 1), 0, t, mask, R, 1)
+            x0 += f
+            x1 += uz * f
+            x2 -= uy * f
+            x3 += ux * f
+            x4 += (ux * ux - third) * f
+            x5 += ux * uy * f
+            x6 += ux * uz * f
+            x7 += (uy * uy - third) * f
+            x8 += uy * uz * f
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = sum_lanes(x0, x1, x2, x3, x4, x5, x6, x7, x8, 1, BE, R)
+        store9(out + b * R, c >= 0, B * R, x0, x1, x2, x3, x4, x5, x6, x7, x8)
     before_next(PDL)
-    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = sum_lanes(x0, x1, x2, x3, x4, x5, x6, x7, x8, BR, BE, W)
-    store9(sums + row.to(tl.int64) * (9 * W) + c, row < num_atoms, W, x0, x1, x2, x3, x4, x5, x6, x7, x8)
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def element_product_kernel(
     sums, maps, z, elements, z_receiver, z_sender, self_filter, x_out, norm_out, num_atoms,
-    F: tl.constexpr, R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LOG: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, R: tl.constexpr, B: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """X_i = Σ_b z_ib ⊙ (S_ib V) + f1(0) z_ii, and ‖X‖² or log(1 + ‖X‖²) (LOG), as `embedding_kernel`."""
     after_previous(PDL)
+    W: tl.constexpr = B * R
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     m = (rows < num_atoms)[:, None]
