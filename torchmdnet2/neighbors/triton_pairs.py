@@ -395,11 +395,11 @@ def sweep(pos, rc, origin, lattice, n, begin, end, turns, rows, BI: tl.constexpr
     return bits
 
 
-@triton.jit(do_not_specialize=["N", "capacity"])
+@triton.jit(do_not_specialize=["N", "capacity", "fill"])
 def search_single(
     pos, cell, pbc, cutoff, ptr, row_ptr, needed, flag, sender, keys, receiver, shift, vectors, distances,
-    status, epoch, N, capacity,
-    RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr, FILL: tl.constexpr,
+    status, epoch, N, capacity, fill,
+    RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr,
     PERIODIC: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The whole search of structure 0; program p has the receivers p·BI ….
@@ -407,6 +407,7 @@ def search_single(
     Args:
         status: [programs] int64, what each program found: number of the launch · 2^32 + edges.
         epoch: [1] int32, launches so far.
+        fill: 0 counts the edges and writes none. A number, since this kernel takes seconds to compile.
         PERIODIC: the structure may have periodic directions.
         PROGRAMS: a power of two, not less than the number of programs.
     """
@@ -479,56 +480,55 @@ def search_single(
         if wrong != 0:
             tl.atomic_or(flag, wrong)
 
-    if FILL:
-        if fits & (edges > 0):
-            edge = (ends - length).to(tl.int32)[:, None] + tl.cumsum(count, axis=1) - count
-            for begin in range(0, turns, 32):
-                end = tl.minimum(begin + 32, turns)
-                if begin == 32:
-                    bits = more
-                elif begin > 32:  # the bits of 64 turns alone are there
-                    bits = sweep(pos, rc, origin, lattice, n, begin, end, turns, rows, BI, BJ)
-                for turn in range(begin, end):
-                    v = tl.arange(0, BJ) * turns + turn
-                    j, t = candidate(v, lattice)
-                    near = (bits >> (turn - begin)) & 1 == 1
-                    key = t[None, :] * BI + tl.arange(0, BI)[:, None]
-                    tl.store(sender + edge, tl.broadcast_to(j[None, :], [BI, BJ]), mask=near)
-                    tl.store(keys + edge, key, mask=near)
-                    edge += near.to(tl.int32)
-            if RECEIVER or SHIFT or VECTORS or DISTANCES:
-                tl.debug_barrier()  # other threads read what was written here
-                low = first.to(tl.int32)
-                high = low + edges
-                for at in range(low, high, BJ):
-                    e = at + tl.arange(0, BJ)
-                    mask = e < high
-                    j = tl.load(sender + e, mask=mask, other=0)
-                    key = tl.load(keys + e, mask=mask, other=0)
-                    t = key // BI
-                    i = pid * BI + key - t * BI
-                    t0, t1, t2 = image_of(t, lattice)
-                    fi, ai, xi, _fine_i = load_atoms(pos, i, mask, origin, lattice)
-                    fj, aj, xj, _fine_j = load_atoms(pos, j, mask, origin, lattice)
-                    s = shifts(fi, fj, t0, t1, t2, lattice)
-                    e3 = e.to(tl.int64) * 3  # may pass 2^31
-                    if RECEIVER:
-                        tl.store(receiver + e, i, mask=mask)
-                    if SHIFT:
-                        for k in tl.static_range(3):
-                            cells = s[k]
-                            if lattice is not None:
-                                cells += (ai[k] - aj[k]) * lattice[2][k]
-                            tl.store(shift + e3 + k, cells.to(tl.int32), mask=mask)
-                    if VECTORS or DISTANCES:
-                        dx = difference(xi, xj, s, lattice, 0)
-                        dy = difference(xi, xj, s, lattice, 1)
-                        dz = difference(xi, xj, s, lattice, 2)
-                        if VECTORS:
-                            tl.store(vectors + e3, dx, mask=mask)
-                            tl.store(vectors + e3 + 1, dy, mask=mask)
-                            tl.store(vectors + e3 + 2, dz, mask=mask)
-                        square = dx * dx + dy * dy + dz * dz
-                        flag_coincident(flag, square, mask)
-                        if DISTANCES:
-                            tl.store(distances + e, tl.sqrt(square), mask=mask)
+    if (fill != 0) & fits & (edges > 0):
+        edge = (ends - length).to(tl.int32)[:, None] + tl.cumsum(count, axis=1) - count
+        for begin in range(0, turns, 32):
+            end = tl.minimum(begin + 32, turns)
+            if begin == 32:
+                bits = more
+            elif begin > 32:  # the bits of 64 turns alone are there
+                bits = sweep(pos, rc, origin, lattice, n, begin, end, turns, rows, BI, BJ)
+            for turn in range(begin, end):
+                v = tl.arange(0, BJ) * turns + turn
+                j, t = candidate(v, lattice)
+                near = (bits >> (turn - begin)) & 1 == 1
+                key = t[None, :] * BI + tl.arange(0, BI)[:, None]
+                tl.store(sender + edge, tl.broadcast_to(j[None, :], [BI, BJ]), mask=near)
+                tl.store(keys + edge, key, mask=near)
+                edge += near.to(tl.int32)
+        if RECEIVER or SHIFT or VECTORS or DISTANCES:
+            tl.debug_barrier()  # other threads read what was written here
+            low = first.to(tl.int32)
+            high = low + edges
+            for at in range(low, high, BJ):
+                e = at + tl.arange(0, BJ)
+                mask = e < high
+                j = tl.load(sender + e, mask=mask, other=0)
+                key = tl.load(keys + e, mask=mask, other=0)
+                t = key // BI
+                i = pid * BI + key - t * BI
+                t0, t1, t2 = image_of(t, lattice)
+                fi, ai, xi, _fine_i = load_atoms(pos, i, mask, origin, lattice)
+                fj, aj, xj, _fine_j = load_atoms(pos, j, mask, origin, lattice)
+                s = shifts(fi, fj, t0, t1, t2, lattice)
+                e3 = e.to(tl.int64) * 3  # may pass 2^31
+                if RECEIVER:
+                    tl.store(receiver + e, i, mask=mask)
+                if SHIFT:
+                    for k in tl.static_range(3):
+                        cells = s[k]
+                        if lattice is not None:
+                            cells += (ai[k] - aj[k]) * lattice[2][k]
+                        tl.store(shift + e3 + k, cells.to(tl.int32), mask=mask)
+                if VECTORS or DISTANCES:
+                    dx = difference(xi, xj, s, lattice, 0)
+                    dy = difference(xi, xj, s, lattice, 1)
+                    dz = difference(xi, xj, s, lattice, 2)
+                    if VECTORS:
+                        tl.store(vectors + e3, dx, mask=mask)
+                        tl.store(vectors + e3 + 1, dy, mask=mask)
+                        tl.store(vectors + e3 + 2, dz, mask=mask)
+                    square = dx * dx + dy * dy + dz * dz
+                    flag_coincident(flag, square, mask)
+                    if DISTANCES:
+                        tl.store(distances + e, tl.sqrt(square), mask=mask)

@@ -75,6 +75,7 @@ _ROW_TILE = 64
 # of search_single: receivers of a program, lanes; of few edges, and of many
 _SINGLE_TILES = ((1, 256), (2, 128), (4, 128)), ((1, 256), (2, 256), (4, 256), (8, 256))
 _MANY_EDGES = 200  # of an atom
+_SINGLE_PROGRAMS = 64, 512, 4096  # its largest numbers of programs, each compiled separately
 _EDGES_PER_WORD = 100  # of an atom on average: so many are found in half of the turns that a word has bits for
 
 
@@ -305,8 +306,9 @@ class TritonNeighborSearch:
         search_single[(tile.programs,)](
             pos.detach(), cell.detach(), pbc.view(torch.uint8), self._cutoff, self.ptr, self.row_ptr,
             self.needed, self.flag, self.sender, self._keys, self.receiver, self.shift, self.vectors, self.distances,
-            self._status, self._epoch, self.num_atoms, self.capacity, **self._wanted, FILL=fill, PDL=False,
-            PERIODIC=self.periodic, BI=tile.rows, BJ=tile.lanes, PROGRAMS=triton.next_power_of_2(tile.programs),
+            self._status, self._epoch, self.num_atoms, self.capacity, int(fill), **self._wanted, PDL=False,
+            PERIODIC=self.periodic, BI=tile.rows, BJ=tile.lanes,
+            PROGRAMS=next(most for most in _SINGLE_PROGRAMS if tile.programs <= most),
             num_warps=tile.lanes // 32, maxnreg=_SINGLE_REGISTERS, enable_fp_fusion=False, **tile.launch,
         )  # fmt: skip
 
