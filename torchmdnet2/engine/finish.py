@@ -145,12 +145,13 @@ def finish_kernel(
     size = (end - first + num_parts - 1) // num_parts
     low = first + part * size
     high = tl.minimum(low + size, end)
-    after_previous(PDL)
-    # all that is read after the sums is read here: few atoms wait for nothing else
-    state, energy_shift, found, largest = tl.load(flag), tl.load(shift), tl.load(needed), tl.load(most)
+    # all that is read after the sums is read here, and is older than the kernel before: few atoms wait for its sums only
+    state, found = tl.load(flag, cache_modifier=".cg"), tl.load(needed, cache_modifier=".cg")
+    energy_shift, largest = tl.load(shift), tl.load(most, cache_modifier=".cg")
     volume = volume_of(cell, b) if STRESS else 1.0
     broken = (state & _BROKEN) != 0
     is_neutral = tl.load(neutral + b) != 0
+    after_previous(PDL)
     e = tl.zeros([BLOCK], tl.float64)
     xx = tl.zeros([BLOCK], tl.float64)
     yy = tl.zeros([BLOCK], tl.float64)

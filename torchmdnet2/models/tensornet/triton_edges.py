@@ -824,6 +824,7 @@ def force_kernel(
             v7 += z * gy
             v8 += z * gz
     after_previous(PDL)  # also where there are no edges
+    before_next(PDL)
     tl.store(forces + i * 3, tl.sum(fx, 0))
     tl.store(forces + i * 3 + 1, tl.sum(fy, 0))
     tl.store(forces + i * 3 + 2, tl.sum(fz, 0))
