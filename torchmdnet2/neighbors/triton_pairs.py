@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..core.triton_launch import after_previous, before_next
+from ..core.triton_launch import after_previous
 from .triton_cells import bits_set
 from .triton_setup import (
     _NOT_FINITE,
@@ -412,7 +412,6 @@ def search_single(
         PROGRAMS: a power of two, not less than the number of programs.
     """
     after_previous(PDL)
-    before_next(PDL)
     pid = tl.program_id(0)
     launch = tl.load(epoch) + 1
     n = tl.load(ptr + 1)

@@ -306,7 +306,7 @@ class TritonNeighborSearch:
         search_single[(tile.programs,)](
             pos.detach(), cell.detach(), pbc.view(torch.uint8), self._cutoff, self.ptr, self.row_ptr,
             self.needed, self.flag, self.sender, self._keys, self.receiver, self.shift, self.vectors, self.distances,
-            self._status, self._epoch, self.num_atoms, self.capacity, int(fill), **self._wanted, PDL=2 * self._overlap,
+            self._status, self._epoch, self.num_atoms, self.capacity, int(fill), **self._wanted, PDL=False,
             PERIODIC=self.periodic, BI=tile.rows, BJ=tile.lanes,
             PROGRAMS=next(most for most in _SINGLE_PROGRAMS if tile.programs <= most),
             num_warps=tile.lanes // 32, maxnreg=_SINGLE_REGISTERS, enable_fp_fusion=False, **tile.launch,
