@@ -106,7 +106,9 @@ def pretend(capability: int) -> Compiled:
     # a search may be made on the CPU only for the interpreter, whose block shapes are not wanted here
     triton_search.interpreted = lambda: sys._getframe(1).f_code.co_name == "__init__"
     triton_search.overlap_launches = lambda device: capability >= 90
-    triton_search._single_tile = lambda atoms, capacity, device: triton_search.division(atoms, capacity, PROCESSORS)
+    triton_search._single_tile = lambda atoms, capacity, device, periodic: triton_search.division(
+        atoms, capacity, PROCESSORS, periodic
+    )
     return compiled
 
 

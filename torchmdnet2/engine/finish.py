@@ -145,7 +145,7 @@ def finish_kernel(
     size = (end - first + num_parts - 1) // num_parts
     low = first + part * size
     high = tl.minimum(low + size, end)
-    # all that is read after the sums is read here, and is older than the kernel before: few atoms wait for its sums only
+    # all that is read after the sums is read here, older than the kernel before: few atoms wait for that one alone
     state, found = tl.load(flag, cache_modifier=".cg"), tl.load(needed, cache_modifier=".cg")
     energy_shift, largest = tl.load(shift), tl.load(most, cache_modifier=".cg")
     volume = volume_of(cell, b) if STRESS else 1.0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..core.triton_launch import after_previous
+from ..core.triton_launch import after_previous, before_next
 from .triton_cells import bits_set
 from .triton_setup import (
     _NOT_FINITE,
@@ -395,19 +395,20 @@ def sweep(pos, rc, origin, lattice, n, begin, end, turns, rows, BI: tl.constexpr
     return bits
 
 
-@triton.jit(do_not_specialize=["N", "capacity", "fill"])
+@triton.jit(do_not_specialize=["N", "capacity"])
 def search_single(
     pos, cell, pbc, cutoff, ptr, row_ptr, needed, flag, sender, keys, receiver, shift, vectors, distances,
-    status, epoch, N, capacity, fill,
+    status, epoch, N, capacity,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr,
-    PERIODIC: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr,
+    PERIODIC: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BE: tl.constexpr, PROGRAMS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The whole search of structure 0; program p has the receivers p·BI ….
+    """The whole search of structure 0; program p has the receivers p·BI …. BE edges at a time get what is optional.
 
     Args:
         status: [programs] int64, what each program found: number of the launch · 2^32 + edges.
         epoch: [1] int32, launches so far.
-        fill: 0 counts the edges and writes none. A number, since this kernel takes seconds to compile.
+        capacity: −1 only counts the edges, and leaves the rows empty.
         PERIODIC: the structure may have periodic directions.
         PROGRAMS: a power of two, not less than the number of programs.
     """
@@ -476,11 +477,13 @@ def search_single(
         tl.store(row_ptr, 0)
         tl.store(needed, total)
         tl.store(epoch, launch)
-        wrong = tl.where(usable, tl.where(searchable, 0, _TOO_THIN), _NOT_FINITE) | tl.where(fits, 0, _OVERFLOW)
+        wrong = tl.where(usable, tl.where(searchable, 0, _TOO_THIN), _NOT_FINITE)
+        wrong |= tl.where(fits | (capacity < 0), 0, _OVERFLOW)
         if wrong != 0:
             tl.atomic_or(flag, wrong)
 
-    if (fill != 0) & fits & (edges > 0):
+    before_next(PDL)
+    if fits & (edges > 0):
         edge = (ends - length).to(tl.int32)[:, None] + tl.cumsum(count, axis=1) - count
         for begin in range(0, turns, 32):
             end = tl.minimum(begin + 32, turns)
@@ -500,8 +503,8 @@ def search_single(
             tl.debug_barrier()  # other threads read what was written here
             low = first.to(tl.int32)
             high = low + edges
-            for at in range(low, high, BJ):
-                e = at + tl.arange(0, BJ)
+            for at in range(low, high, BE):
+                e = at + tl.arange(0, BE)
                 mask = e < high
                 j = tl.load(sender + e, mask=mask, other=0)
                 key = tl.load(keys + e, mask=mask, other=0)

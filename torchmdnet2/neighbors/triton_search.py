@@ -72,10 +72,11 @@ _SINGLE_REGISTERS = 128
 _REGISTERS = 65536  # of a multiprocessor, from compute capability 7.0 on
 _ROW_REGISTERS = 64
 _ROW_TILE = 64
-# of search_single: receivers of a program, lanes; of few edges, and of many
+# of search_single: receivers of a program, lanes; of few edges, and of many; one program of few atoms without images
 _SINGLE_TILES = ((1, 256), (2, 128), (4, 128)), ((1, 256), (2, 256), (4, 256), (8, 256))
 _MANY_EDGES = 200  # of an atom
-_SINGLE_PROGRAMS = 64, 512, 4096  # its largest numbers of programs, each compiled separately
+_SINGLE_PROGRAMS = 1, 64, 256, 1024, 4096  # it is compiled for each of these largest numbers
+_ALONE = 32
 _EDGES_PER_WORD = 100  # of an atom on average: so many are found in half of the turns that a word has bits for
 
 
@@ -91,27 +92,32 @@ def overlap_launches(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class _SingleTile:
-    """How `search_single` divides a structure: receivers per program, lanes, programs, launch options."""
+    """How `search_single` divides a structure: receivers per program, lanes, programs, warps, launch options."""
 
     rows: int
     lanes: int
     programs: int
+    warps: int
     launch: dict[str, bool]
 
 
-def _single_tile(num_atoms: int, capacity: int, device: torch.device) -> _SingleTile | None:
+def _single_tile(num_atoms: int, capacity: int, device: torch.device, periodic: bool) -> _SingleTile | None:
     """Return the division for this device; None for too many atoms."""
     if device.type != "cuda":  # the interpreter runs one program after the other: only one can wait for all
-        return _SingleTile(triton.next_power_of_2(num_atoms), 256, 1, {})
-    return division(num_atoms, capacity, torch.cuda.get_device_properties(device).multi_processor_count)
+        return _SingleTile(triton.next_power_of_2(num_atoms), 256, 1, 8, {})
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return division(num_atoms, capacity, processors, periodic)
 
 
-def division(num_atoms: int, capacity: int, processors: int) -> _SingleTile | None:
-    """Return the first division of `_SINGLE_TILES` whose programs all run at the same time."""
+def division(num_atoms: int, capacity: int, processors: int, periodic: bool = True) -> _SingleTile | None:
+    """Return the first division of `_SINGLE_TILES` whose programs all run at the same time; one program of few atoms
+    without images, which waits for no other."""
+    if num_atoms <= _ALONE and not periodic:
+        return _SingleTile(_ALONE, _ALONE, 1, 8, {})
     for rows, lanes in _SINGLE_TILES[capacity > _MANY_EDGES * num_atoms]:
         programs = triton.cdiv(num_atoms, rows)
         if programs * lanes * _SINGLE_REGISTERS <= processors * _REGISTERS:
-            return _SingleTile(rows, lanes, programs, {"launch_cooperative_grid": True})
+            return _SingleTile(rows, lanes, programs, lanes // 32, {"launch_cooperative_grid": True})
     return None
 
 
@@ -188,7 +194,7 @@ class TritonNeighborSearch:
         self.periodic, self._ordered = periodic, ordered
         self._overlap = overlap_launches(device)
         single = method == "pairs" and num_systems == 1
-        self._single = _single_tile(num_atoms, capacity, device) if single else None
+        self._single = _single_tile(num_atoms, capacity, device, periodic) if single else None
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -234,7 +240,7 @@ class TritonNeighborSearch:
         self.distances = buffer("DISTANCES", capacity, dtype=self.dtype)
         self._keys = torch.zeros(capacity, dtype=torch.int32, device=self.device)
         if self._single is not None:
-            self._single = _single_tile(self.num_atoms, capacity, self.device)
+            self._single = _single_tile(self.num_atoms, capacity, self.device, self.periodic)
         if self.method == "cells":
             # beyond so many turns a tile is counted and listed in float64, which is slower
             words = 1 + capacity // (_EDGES_PER_WORD * self.num_atoms)
@@ -268,14 +274,14 @@ class TritonNeighborSearch:
         self._search(pos, cell, pbc, fill=True)
 
     def count(self, pos: Tensor, cell: Tensor, pbc: Tensor) -> None:
-        """Compute what a search begins with: row_ptr, needed and flag. The edges are not written."""
+        """Compute how many edges are needed, and the flag. Rows and edges must not be read after it."""
         self._search(pos, cell, pbc, fill=False)
 
     def _search(self, pos: Tensor, cell: Tensor, pbc: Tensor, fill: bool) -> None:
         self.check(pos, cell, pbc)
         with self._on_device():
             if self._single is not None:
-                self._search_single(pos, cell, pbc, fill)
+                self._search_single(pos, cell, pbc, self.capacity if fill else -1)
                 return
             self._count(pos, cell, pbc)
             if fill:
@@ -300,16 +306,17 @@ class TritonNeighborSearch:
         overlap = {"PDL": True, "launch_pdl": True} if self._overlap else {"PDL": False}
         return {"enable_fp_fusion": False, **overlap}
 
-    def _search_single(self, pos: Tensor, cell: Tensor, pbc: Tensor, fill: bool) -> None:
+    def _search_single(self, pos: Tensor, cell: Tensor, pbc: Tensor, capacity: int) -> None:
         tile = self._single
         assert tile is not None
         search_single[(tile.programs,)](
             pos.detach(), cell.detach(), pbc.view(torch.uint8), self._cutoff, self.ptr, self.row_ptr,
             self.needed, self.flag, self.sender, self._keys, self.receiver, self.shift, self.vectors, self.distances,
-            self._status, self._epoch, self.num_atoms, self.capacity, int(fill), **self._wanted, PDL=False,
-            PERIODIC=self.periodic, BI=tile.rows, BJ=tile.lanes,
+            self._status, self._epoch, self.num_atoms, capacity, **self._wanted,
+            PERIODIC=self.periodic, BI=tile.rows, BJ=tile.lanes, BE=max(tile.lanes, 32 * tile.warps),
             PROGRAMS=next(most for most in _SINGLE_PROGRAMS if tile.programs <= most),
-            num_warps=tile.lanes // 32, maxnreg=_SINGLE_REGISTERS, enable_fp_fusion=False, **tile.launch,
+            PDL=2 * (self._overlap and tile.programs == 1), num_warps=tile.warps, maxnreg=_SINGLE_REGISTERS,
+            enable_fp_fusion=False, **tile.launch,
         )  # fmt: skip
 
     def _count(self, pos: Tensor, cell: Tensor, pbc: Tensor) -> None:

@@ -230,6 +230,8 @@ _THOUSANDS = Tiles(
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""
 _MOST_ELEMENTS = 6
+_PRODUCT_REGISTERS = 168
+"""Of a thread of their product, so that three programs of 128 threads fit on a multiprocessor."""
 _BY_SIZE = ((32, _FEW), (112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
 # where each program splits the numbers that it reads, eight rows are faster
 _EIGHT_ROWS: dict[str, Any] = {"update": _WIDE_SPLIT, "gradient_product": _WIDE_SPLIT, "gradient_mix": _WIDE_SPLIT}
@@ -290,6 +292,7 @@ class Buffers:
     dd: Tensor
     dm: Tensor
     segment: Tensor
+    present: Tensor
     slope: Tensor
     edge_slope: Tensor
     edge_turn: Tensor
@@ -396,11 +399,11 @@ class FusedTensorNet(FeatureNetwork):
         back = f // tiles.message_backward.channels
         x, d, gate, active = new(layers + 1, n, 9, f), [field() for _ in range(layers)], new(n, 3 * f), new(n, 2 * f)
         return Buffers(
-            x0=new(n, 9, wide), norm=new(n, f), hidden=new(n, 2 * f), active=active, gate=gate, dgate=gate, dhidden=active,
-            norms=new(n, 3 * f), readout=new(n, f), readout_active=new(n, f), dreadout=new(n, f),
+            x0=new(n, 9, wide), norm=new(n, f), hidden=new(n, 2 * f), active=active, gate=gate, dgate=gate,
+            dhidden=active, norms=new(n, 3 * f), readout=new(n, f), readout_active=new(n, f), dreadout=new(n, f),
             mixed=new(n, 9, wide), x=list(x), inverse=list(new(layers, n, f)),
             y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)], d=d, g=x[-1], dd=d[-1], dm=sent(),
-            segment=new(capacity, dtype=torch.int64),
+            segment=new(capacity, dtype=torch.int64), present=new(n, dtype=torch.int32),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
             edge_turn=new(slices, capacity, 3), energy=new(n), virial=new(n, 9),
             forces=new(n, 3) if num_ghosts is None else new(rows, 3).long(),
@@ -658,13 +661,13 @@ class FusedTensorNet(FeatureNetwork):
         # the gradients of the edges come later
         message.element_sums_kernel[(n,)](
             *edges[:3], w.knots, b.segment, b.edge_slope.view(torch.int32), atoms.z, place, table, b.mixed,
-            w.table.decay, w.table.scale, KNOTS=w.table.num_knots, B=len(elements),
+            b.present, w.table.decay, w.table.scale, KNOTS=w.table.num_knots, B=len(elements),
             P=1 << (len(elements) - 1).bit_length(), BE=walk.edges, **self._by_elements(tiles, walk),
         )  # fmt: skip
         message.element_product_kernel[-(-n // block.rows), w.channels // block.cols](
-            b.mixed, maps, atoms.z, elements, w.z_receiver, w.z_sender, w.embedding_self, b.x0, b.norm, n,
+            b.mixed, b.present, maps, atoms.z, elements, w.z_receiver, w.z_sender, w.embedding_self, b.x0, b.norm, n,
             F=w.channels, B=len(elements), BM=block.rows, BN=block.cols, LOG=w.log_norm, PREC=precision,
-            **self._by_elements(tiles, block),
+            maxnreg=_PRODUCT_REGISTERS, **self._by_elements(tiles, block),
         )  # fmt: skip
 
     def _edge_gradient_by_elements(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
@@ -677,8 +680,8 @@ class FusedTensorNet(FeatureNetwork):
         walk, block = tiles.element_edges, tiles.element_gradient
         # X⁰ was read for the last time for dX⁰
         message.element_gradient_kernel[(-(-n // block.rows) * len(elements),)](
-            b.mixed, maps_t, atoms.z, elements, w.z_receiver, w.z_sender, b.x0, n, F=w.channels, B=len(elements),
-            BM=block.rows, BK=block.depth, PREC=precision, num_stages=block.stages,
+            b.mixed, b.present, maps_t, atoms.z, elements, w.z_receiver, w.z_sender, b.x0, n, F=w.channels,
+            B=len(elements), BM=block.rows, BK=block.depth, PREC=precision, num_stages=block.stages,
             **self._by_elements(tiles, block),
         )  # fmt: skip
         message.element_edges_kernel[(-(-n // walk.atoms),)](

@@ -527,13 +527,14 @@ def sort_edges(
 
 @triton.jit
 def element_sums_kernel(
-    row_ptr, sender, vec, knots, segment_out, order, z, place, table, sums, decay, scale,
+    row_ptr, sender, vec, knots, segment_out, order, z, place, table, sums, present, decay, scale,
     R: tl.constexpr, B: tl.constexpr, P: tl.constexpr, KNOTS: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """S_ib = Σ_j∈b φ(d_ij) u, BE edges of an element at a time; and the segments of the edges.
 
     Args:
         order: [E] int32, used for the edges of each row by element.
+        present: [N] int32, written: bit b says that the row has edges to atoms of element b.
         P: a power of two, not less than B.
     """
     after_previous(PDL)
@@ -541,6 +542,7 @@ def element_sums_kernel(
     count, ends = sort_edges(
         row_ptr, sender, vec, knots, segment_out, order, z, place, decay, scale, row, KNOTS, P
     )  # fmt: skip
+    tl.store(present + row, tl.sum(tl.where(count > 0, 1 << tl.arange(0, P), 0), 0))
     c = tl.arange(0, R)[None, :]
     out = sums + row.to(tl.int64) * (9 * B * R) + c
     for b in tl.range(0, B, num_stages=1):
@@ -580,7 +582,7 @@ def element_sums_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def element_product_kernel(
-    sums, maps, z, elements, z_receiver, z_sender, self_filter, x_out, norm_out, num_atoms,
+    sums, present, maps, z, elements, z_receiver, z_sender, self_filter, x_out, norm_out, num_atoms,
     F: tl.constexpr, R: tl.constexpr, B: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LOG: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -601,18 +603,20 @@ def element_product_kernel(
     here = tl.load(z_receiver + zi)
     zero = tl.zeros([BM, BN], tl.float32)
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = zero, zero, zero, zero, zero, zero, zero, zero, zero
+    found = tl.load(present + rows, rows < num_atoms, other=0)
     for b in tl.range(0, B, num_stages=1):
-        zz = here + tl.load(z_sender + tl.load(elements + b) * F + cols)[None, :]
-        s = sums + rows[:, None].to(tl.int64) * (9 * W) + (b * R + r)[None, :]
-        y0 += zz * dot_halves(tl.load(s, m, other=0.0), wi, vi, zero, PREC)
-        y1 += zz * dot_halves(tl.load(s + W, m, other=0.0), wa, va, zero, PREC)
-        y2 += zz * dot_halves(tl.load(s + 2 * W, m, other=0.0), wa, va, zero, PREC)
-        y3 += zz * dot_halves(tl.load(s + 3 * W, m, other=0.0), wa, va, zero, PREC)
-        y4 += zz * dot_halves(tl.load(s + 4 * W, m, other=0.0), ws, vs, zero, PREC)
-        y5 += zz * dot_halves(tl.load(s + 5 * W, m, other=0.0), ws, vs, zero, PREC)
-        y6 += zz * dot_halves(tl.load(s + 6 * W, m, other=0.0), ws, vs, zero, PREC)
-        y7 += zz * dot_halves(tl.load(s + 7 * W, m, other=0.0), ws, vs, zero, PREC)
-        y8 += zz * dot_halves(tl.load(s + 8 * W, m, other=0.0), ws, vs, zero, PREC)
+        if tl.max((found >> b) & 1, 0) > 0:  # few atoms are near one of a rare element
+            zz = here + tl.load(z_sender + tl.load(elements + b) * F + cols)[None, :]
+            s = sums + rows[:, None].to(tl.int64) * (9 * W) + (b * R + r)[None, :]
+            y0 += zz * dot_halves(tl.load(s, m, other=0.0), wi, vi, zero, PREC)
+            y1 += zz * dot_halves(tl.load(s + W, m, other=0.0), wa, va, zero, PREC)
+            y2 += zz * dot_halves(tl.load(s + 2 * W, m, other=0.0), wa, va, zero, PREC)
+            y3 += zz * dot_halves(tl.load(s + 3 * W, m, other=0.0), wa, va, zero, PREC)
+            y4 += zz * dot_halves(tl.load(s + 4 * W, m, other=0.0), ws, vs, zero, PREC)
+            y5 += zz * dot_halves(tl.load(s + 5 * W, m, other=0.0), ws, vs, zero, PREC)
+            y6 += zz * dot_halves(tl.load(s + 6 * W, m, other=0.0), ws, vs, zero, PREC)
+            y7 += zz * dot_halves(tl.load(s + 7 * W, m, other=0.0), ws, vs, zero, PREC)
+            y8 += zz * dot_halves(tl.load(s + 8 * W, m, other=0.0), ws, vs, zero, PREC)
     before_next(PDL)
     y0 += tl.load(self_filter + cols)[None, :] * (here + tl.load(z_sender + zi))
     y0, y1, y2 = settle(y0, BM, BN), settle(y1, BM, BN), settle(y2, BM, BN)
@@ -628,15 +632,17 @@ def element_product_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def element_gradient_kernel(
-    dx, maps_t, z, elements, z_receiver, z_sender, gradient, num_atoms,
+    dx, present, maps_t, z, elements, z_receiver, z_sender, gradient, num_atoms,
     F: tl.constexpr, R: tl.constexpr, B: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """G_ib = V (z_ib ⊙ dX_i). maps_t: Vᵀ [3, F, R]. The programs of all elements of an atom run together, which read
-    the same dX."""
+    the same dX. Where no row of a program has edges to element b, nothing is written."""
     after_previous(PDL)
     b = tl.program_id(0) % B
     rows = tl.program_id(0) // B * BM + tl.arange(0, BM)
+    if tl.max((tl.load(present + rows, rows < num_atoms, other=0) >> b) & 1, 0) == 0:
+        return
     m = (rows < num_atoms)[:, None]
     r = tl.arange(0, R)
     zi = tl.load(z + rows, rows < num_atoms, other=0)[:, None] * F
