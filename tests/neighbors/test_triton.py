@@ -33,6 +33,14 @@ def test_programs_of_one_structure_run_side_by_side(num_atoms, edges):
 
 
 @needs_triton
+@pytest.mark.parametrize(("num_atoms", "periodic", "programs"), [(32, False, 1), (33, False, 33), (32, True, 32)])
+def test_few_atoms_without_images_are_searched_by_one_program(num_atoms, periodic, programs):
+    from torchmdnet2.neighbors.triton_search import division
+
+    assert division(num_atoms, 60 * num_atoms, 132, periodic).programs == programs
+
+
+@needs_triton
 @pytest.mark.parametrize("edges", [60, 1000])
 def test_too_many_atoms_for_programs_side_by_side(edges):
     from torchmdnet2.neighbors.triton_search import division

@@ -212,7 +212,7 @@ _THOUSAND = Tiles(
     gradient_product=_WIDE_SPLIT,
     gradient_mix=_WIDE_SPLIT,
     gradient_embedding=_WIDE_SPLIT,
-    element_sums=MessageTile(1, 4, FUNCTIONS, 1),
+    element_sums=MessageTile(1, 8, FUNCTIONS, 1),
     element_edges=MessageTile(1, 8, FUNCTIONS, 1),
 )
 _THOUSANDS = Tiles(
@@ -226,6 +226,7 @@ _THOUSANDS = Tiles(
     gradient_product=Block(16, 32, 32, 4, 3),
     gradient_mix=Block(16, 32, 32, 4, 3),
     gradient_embedding=_WIDE_SPLIT,
+    element_product=Block(16, 32, FUNCTIONS, 2),
 )
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""

@@ -21,6 +21,8 @@ __all__ = [
     "require_all_or_none", "spline_moduli", "volume", "with_plans",
 ]  # fmt: skip
 
+_MOST_POINTS = 2**30  # of a mesh: 8 GB, as its transform
+
 
 def inverse(cell: Tensor) -> Tensor:
     """Return the inverse of a cell [3, 3], whose columns are the reciprocal lattice vectors (without 2π).
@@ -102,9 +104,19 @@ def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
     """Return M_1, M_2, M_3 for a cell [3, 3] in Å, with points at most `spacing` apart along the lattice vectors.
 
     Lattice vectors count, not distances of planes, since the phase of a wave k changes by k·a_i along a_i in any cell.
+
+    Raises:
+        ValueError: there would be more than 2³⁰.
     """
     lengths = cell.detach().norm(dim=1).tolist()
-    return [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
+    sizes = [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
+    if math.prod(sizes) > _MOST_POINTS:
+        raise ValueError(
+            f"the lattice vectors are {', '.join(f'{length:.5g}' for length in lengths)} Å long, too long for "
+            f"particle-mesh Ewald sums ({math.prod(sizes):.2g} mesh points, at most {_MOST_POINTS:.2g}): give a molecule "
+            "in vacuum no cell, others a smaller one, or load the model with coulomb='dsf'"
+        )
+    return sizes
 
 
 def _spread(fractional: Tensor, mesh: Mesh, order: int) -> tuple[Tensor, Tensor]:
