@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...core.devices import free_memory
 from ...neighbors.neighbor_list import safe_norm
 from ...neighbors.pairs import MIN_DISTANCE, all_pairs, sum_pairs
 from ...system import System
@@ -21,7 +22,8 @@ __all__ = [
     "require_all_or_none", "spline_moduli", "volume", "with_plans",
 ]  # fmt: skip
 
-_MOST_POINTS = 2**30  # of a mesh: 8 GB, as its transform
+_POINT_BYTES = 80  # of memory for a point of a mesh, with the check at the first use
+_LARGE_MESH = 2**32  # bytes
 
 
 def inverse(cell: Tensor) -> Tensor:
@@ -106,15 +108,16 @@ def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
     Lattice vectors count, not distances of planes, since the phase of a wave k changes by k·a_i along a_i in any cell.
 
     Raises:
-        ValueError: there would be more than 2³⁰.
+        ValueError: the mesh does not fit into the memory.
     """
     lengths = cell.detach().norm(dim=1).tolist()
     sizes = [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
-    if math.prod(sizes) > _MOST_POINTS:
+    needed = _POINT_BYTES * math.prod(sizes)
+    if needed > _LARGE_MESH and needed > free_memory(cell.device):
         raise ValueError(
-            f"the lattice vectors are {', '.join(f'{length:.5g}' for length in lengths)} Å long, too long for "
-            f"particle-mesh Ewald sums ({math.prod(sizes):.2g} mesh points, at most {_MOST_POINTS:.2g}): give a molecule "
-            "in vacuum no cell, others a smaller one, or load the model with coulomb='dsf'"
+            f"the lattice vectors are {', '.join(f'{length:.5g}' for length in lengths)} Å long, and a mesh for "
+            f"particle-mesh Ewald sums takes {needed / 1e9:.3g} GB, more than are free on '{cell.device}': give a "
+            "molecule in vacuum no cell, others a smaller one, or load the model with coulomb='dsf'"
         )
     return sizes
 
