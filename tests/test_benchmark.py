@@ -83,7 +83,7 @@ def test_stops_in_time(potential, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["prior", "head"])
-def test_droplets_for_sums_over_all_pairs(tmp_path, capsys, part):
+def test_boxes_and_droplets_of_models_with_sums_over_all_pairs(tmp_path, capsys, part):
     head = {"name": "scalar_coulomb", "q_weights": [1.0] * 8}
     config = {"model": {**MODEL, "name": "tensornet2", "q_dim": 4}, "head": head, "elements": [1, 8]}
     if part == "prior":
@@ -91,11 +91,18 @@ def test_droplets_for_sums_over_all_pairs(tmp_path, capsys, part):
         priors = [{"name": "coulomb", "charges": charges, "method": "all_pairs"}]
         config = {"model": MODEL, "elements": [1, 8], "priors": priors}
     save(Potential.from_config(config).eval(), tmp_path / "m.tmn")
-    found = time_steps(str(tmp_path / "m.tmn"), sides=(1, 2))
-    assert [t.atoms for t in found.timings] == [3, 24] and not found.periodic
+    for vacuum in (False, True):
+        found = time_steps(str(tmp_path / "m.tmn"), sides=(1, 2), vacuum=vacuum)
+        assert [t.atoms for t in found.timings] == [3, 24] and found.periodic != vacuum
     assert main(["bench", str(tmp_path / "m.tmn"), "--sides", "1", "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    assert "systems: droplets of water in vacuum" in out and "periodic boxes" not in out
+    assert "systems: water in periodic boxes" in capsys.readouterr().out
+    assert main(["bench", str(tmp_path / "m.tmn"), "--sides", "1", "--device", "cpu", "--vacuum"]) == 0
+    assert "systems: droplets of water in vacuum" in capsys.readouterr().out
+
+
+def test_a_precision_without_kernels_is_an_error(capsys):
+    assert main(["bench", "organic-small", "--sides", "2", "--device", "cpu", "--precision", "mixed"]) == 1
+    assert "--precision mixed: there are kernels for a GPU only" in capsys.readouterr().err
 
 
 def test_compilation_takes_none_of_the_time(potential, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from .core.html_page import figure_png, missing_plots
 from .diagnostics import surroundings
 from .engine.check import for_any_composition
 from .errors import BadData, StructureWarning
-from .evaluator import Evaluator
+from .evaluator import Evaluator, Precision
 from .potential.potential import Potential
 from .system import System
 
@@ -73,7 +73,7 @@ class Benchmark:
         model: its file or name; "standard" for the model of docs/performance.md with random weights.
         device: its name.
         path: the path at the largest size, as in `Evaluator.report()`.
-        periodic: boxes were timed; False: droplets, as the model has a sum over all pairs.
+        periodic: boxes were timed; False: droplets.
         timings: by size.
         stopped: why larger systems were not timed; "" if all were.
         surroundings: versions and devices.
@@ -116,8 +116,10 @@ def time_steps(
     seconds: float = 60.0,
     report: Callable[[Timing], None] = lambda timing: None,
     level: str | None = None,
+    precision: Precision = "native",
+    vacuum: bool = False,
 ) -> Benchmark:
-    """Time boxes of water, the smallest first, or droplets if the model sums over all pairs.
+    """Time periodic boxes of water, or droplets in vacuum, the smallest first.
 
     Args:
         model: .tmn file or the name of a potential; None: the model of docs/performance.md with random weights.
@@ -127,27 +129,30 @@ def time_steps(
             longer is left out.
         report: function that is called with each result.
         level: level of theory, of a model that was trained on several; None: its default.
+        precision: of the `Evaluator`.
+        vacuum: time droplets.
 
     Raises:
         BadData: the model does not know H and O.
+        ValueError: there are no kernels of this precision.
     """
     potential = standard_potential().to(device) if model is None else load(model, device, level=level)
     missing = [symbol for z, symbol in ((1, "H"), (8, "O")) if potential.elements and z not in potential.elements]
     if missing:
         raise BadData(f"{model}: the benchmark needs water, and this model does not know {' and '.join(missing)}")
-    evaluator, start = Evaluator(potential), 0.0
-    periodic = math.inf not in _cutoffs(potential)
+    evaluator, start = Evaluator(potential, precision=precision), 0.0
+    all_pairs = vacuum and math.inf in _cutoffs(potential)
     timings: list[Timing] = []
     stopped, path = "", ""
     for side in sorted(sides):
         atoms = 3 * side**3
         if timings:
-            expected = _LEAST_STEPS * timings[-1].ms * 1e-3 * (atoms / timings[-1].atoms) ** (1 if periodic else 2)
+            expected = _LEAST_STEPS * timings[-1].ms * 1e-3 * (atoms / timings[-1].atoms) ** (2 if all_pairs else 1)
             if time.perf_counter() - start + expected > seconds:
                 stopped = f"{atoms:,d} atoms would exceed the time limit of {seconds:g} s"
                 break
         try:
-            system = water_box(side) if periodic else water_box(side).replace(cell=None, pbc=None)
+            system = water_box(side).replace(cell=None, pbc=None) if vacuum else water_box(side)
             timings.append(_time_box(evaluator, system.to(device)))
             start = start or time.perf_counter()
         except torch.OutOfMemoryError:
@@ -157,7 +162,7 @@ def time_steps(
         report(timings[-1])
     names = surroundings()
     where = names["devices"].get("cuda:0" if device == "cuda" else device, device)
-    return Benchmark(model or "standard", where, path, periodic, timings, stopped, names)
+    return Benchmark(model or "standard", where, path, not vacuum, timings, stopped, names)
 
 
 def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,), level: str | None = None) -> str:

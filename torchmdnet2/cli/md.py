@@ -14,6 +14,7 @@ from .common import (
     add_device,
     add_devices,
     add_model,
+    add_precision,
     make_console,
     names_options,
     opening,
@@ -67,10 +68,7 @@ def add(command: Command) -> None:
         help="remove the motion of the centre of mass every so many steps (default: never)",
     )  # fmt: skip
     md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="move mass to hydrogens from their neighbors")
-    md.add_argument(
-        "--precision", choices=("native", "mixed"), default="native",
-        help="of the kernels on a GPU; mixed is faster, for TensorNet (default: native)",
-    )  # fmt: skip
+    add_precision(md)
     md.add_argument("--inner", metavar="MODEL", help="'springs', or a faster model: its forces act in short steps")
     md.add_argument("--inner-steps", type=int, metavar="N", help="inner steps of each time step (default: 4)")
     md.add_argument("--seed", type=int, default=0, help="seed of velocities and noise (default: 0)")
