@@ -277,15 +277,17 @@ def test_bound_step_holds_another_system():
 
 
 def test_shapes_follow_the_elements(monkeypatch):
-    """64 channels have room for the sums of two elements; a step that holds others is captured again."""
+    """Of 64 channels, up to three elements are summed separately; a step that holds others has other buffers, and is
+    captured again."""
     monkeypatch.setattr(launch_shapes, "_BY_ELEMENTS_FROM", 1)
-    potential = make(model={"name": "tensornet", "hidden_channels": 64, "num_layers": 1, "num_rbf": 8, "cutoff": CUTOFF,
-                            "max_z": 10})  # fmt: skip
-    pos = torch.tensor([[0.0, 0, 0], [1.1, 0, 0.2], [0, 1.4, 0]], dtype=torch.float64)
-    system = System(z=torch.tensor([8, 1, 1]), pos=pos)
+    model = {"name": "tensornet", "hidden_channels": 64, "num_layers": 1, "num_rbf": 8, "cutoff": CUTOFF, "max_z": 10}
+    potential = make(model=model, elements=[1, 6, 7, 8], priors=[])
+    pos = torch.tensor([[0.0, 0, 0], [1.1, 0, 0.2], [0, 1.4, 0], [0.3, 0, 1.5]], dtype=torch.float64)
+    system = System(z=torch.tensor([8, 1, 1, 1]), pos=pos)
     bound = Evaluator(potential).bind(system)
     step = bound._graphed.step
-    for z, elements in (([8, 1, 1], (1, 8)), ([6, 8, 6], (6, 8)), ([1, 6, 8], ()), ([1, 1, 1], (1,))):
+    cases = [8, 1, 1, 1], [6, 8, 6, 6], [1, 6, 8, 1], [1, 6, 7, 8], [1, 1, 1, 1]
+    for z, elements in zip(cases, ((1, 8), (6, 8), (1, 6, 8), (), (1,)), strict=True):
         version = step.version
         other = system.replace(z=torch.tensor(z))
         bound.load(other)
