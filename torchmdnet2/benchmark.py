@@ -192,9 +192,9 @@ def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,), level: s
 
 
 def _lattice(potential: Potential, num_atoms: int, periodic: bool) -> System:
-    """Return atoms 2.5 Å apart, a molecule or a periodic box: of the elements of water in a box, and of H, C, N and O
-    in a molecule, as far as the model knows them, since kernels differ between numbers of elements."""
-    wanted = (8, 1) if periodic else (8, 1, 6, 7)
+    """Return atoms 2.5 Å apart, a molecule or a periodic box: of the elements of water in a box, and of those of a
+    protein in a molecule, as far as the model knows them, since kernels differ between numbers of elements."""
+    wanted = (8, 1) if periodic else (8, 1, 6, 7, 16)
     known = [z for z in wanted if not potential.elements or z in potential.elements] or potential.elements[:1]
     side = math.ceil(num_atoms ** (1 / 3))
     axis = torch.arange(side, dtype=torch.float64)

@@ -40,8 +40,7 @@ from safetensors.torch import load_file, save_file
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.errors import MissingBackend
-from torchmdnet2.models.tensornet.gpu import Block, MessageTile
-from torchmdnet2.models.tensornet.weights import FUNCTIONS
+from torchmdnet2.models.tensornet.gpu import MOST_ELEMENTS, Block, MessageTile
 from torchmdnet2.neighbors import neighbor_list
 
 from .harness import Row, again, save_rows, shared
@@ -84,7 +83,7 @@ _SEVERAL = [MessageTile(8, 2, 64, 8), MessageTile(16, 1, 64, 16), MessageTile(8,
 EMBEDDING_SCAN: dict[str, list[tuple[str, list[Any]]]] = {
     "by edges": [("embedding", _SEVERAL), ("embedding_backward", _SEVERAL)],
     "by elements": [
-        ("element_sums", [MessageTile(1, 2, 32, 1), MessageTile(4, 1, 32, 2), MessageTile(8, 1, 32, 4)]),
+        ("element_sums", [MessageTile(1, 2, 32, 1), MessageTile(1, 4, 32, 1), MessageTile(1, 8, 32, 1)]),
         ("element_edges", [MessageTile(1, 8, 32, 1), MessageTile(4, 1, 32, 1), MessageTile(8, 1, 32, 2)]),
         ("element_product", [Block(16, 64, 32, 8), Block(16, 32, 32, 4)]),
         ("element_gradient", [Block(16, 32, 32, 2, 3), Block(16, 32, 32, 4, 2), Block(16, 32, 16, 4, 3)]),
@@ -279,7 +278,7 @@ def _ways(potential: Potential, system: System) -> dict[str, tuple[FusedModel, A
         model = FusedModel(potential, precision)
         chosen: Any = model.net.launch_shapes(system.num_atoms)
         ways[f"{name} by edges"] = model, chosen
-        if len(elements) <= MODEL["hidden_channels"] // FUNCTIONS:  # otherwise their sums do not fit
+        if len(elements) <= MOST_ELEMENTS:
             ways[f"{name} by elements"] = model, replace(chosen, elements=elements)
     return ways
 

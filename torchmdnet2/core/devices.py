@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from ..errors import BadConfig
 
 __all__ = [
     "Float64Buffers", "ProcessLock", "SideStream", "capture_stream", "device_of", "devices_of", "dtype_name",
-    "dtype_of", "expect_forks", "free_memory", "refuse_forked_gpu", "usable_cores", "usable_threads", "wait_for",
+    "dtype_of", "expect_forks", "refuse_forked_gpu", "total_memory", "usable_cores", "usable_threads", "wait_for",
 ]  # fmt: skip
 
 
@@ -137,16 +136,14 @@ def _in_child() -> None:
     torch.set_num_threads(1)
 
 
-def free_memory(device: torch.device) -> float:
-    """Return the free memory of a device in bytes; of a CPU what Linux can give to a process, inf on other systems."""
+def total_memory(device: torch.device) -> float:
+    """Return the memory of a device in bytes, whether it is in use or not; inf where it is not known."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        return float(torch.cuda.get_device_properties(device).total_memory)
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):  # not on Windows
         return math.inf
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return 1024.0 * int(found[0]) if found else math.inf
 
 
 def usable_cores() -> int:

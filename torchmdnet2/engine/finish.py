@@ -137,6 +137,8 @@ def finish_kernel(
             (WITH_TERMS; else not read).
         raw_charges [N] float64 by place, charges [N] float64 by atom: of the network, and results (CHARGES; else not
             read or written).
+
+    The kernel before must not write flag, needed, most, shift, cell or neutral: they are read before it has ended.
     """
     b = tl.program_id(0)
     part = tl.program_id(1)

@@ -274,7 +274,8 @@ class TritonNeighborSearch:
         self._search(pos, cell, pbc, fill=True)
 
     def count(self, pos: Tensor, cell: Tensor, pbc: Tensor) -> None:
-        """Compute how many edges are needed, and the flag. Rows and edges must not be read after it."""
+        """Compute how many edges are needed, and the flag, whose bit OVERFLOW means nothing then. Rows and edges must
+        not be read after it."""
         self._search(pos, cell, pbc, fill=False)
 
     def _search(self, pos: Tensor, cell: Tensor, pbc: Tensor, fill: bool) -> None:

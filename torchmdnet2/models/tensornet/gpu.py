@@ -33,7 +33,7 @@ from .weights import (
     pack_halves,
 )
 
-__all__ = ["Block", "Buffers", "FusedTensorNet", "MessageTile", "Tiles", "power_of_two"]
+__all__ = ["MOST_ELEMENTS", "Block", "Buffers", "FusedTensorNet", "MessageTile", "Tiles", "power_of_two"]
 
 
 _HALVES = "fp16x3", "words"  # products whose weights are in halves
@@ -114,7 +114,8 @@ class Tiles:
     gradient_product: Block = Block(16, 64, 32, 4, 3)
     gradient_mix: Block = Block(16, 64, 32, 4, 3)
     gradient_embedding: Block = Block(16, 64, 32, 4, 3)
-    # of the embedding by elements: channels are radial functions, and the sum of the product is over all of them
+    # of the embedding by elements: channels are radial functions, and the sum of the product is over all of them; the
+    # sums are those of one atom in a program
     element_sums: MessageTile = MessageTile(1, 2, FUNCTIONS, 1)
     element_edges: MessageTile = MessageTile(1, 4, FUNCTIONS, 1)
     element_product: Block = Block(16, 64, FUNCTIONS, 4)
@@ -230,7 +231,8 @@ _THOUSANDS = Tiles(
 )
 _BY_ELEMENTS_FROM = 1000
 """Fewest atoms of the embedding by elements."""
-_MOST_ELEMENTS = 6
+MOST_ELEMENTS = 5
+"""Most elements of it, with 100 channels or more."""
 _PRODUCT_REGISTERS = 168
 """Of a thread of their product, so that three programs of 128 threads fit on a multiprocessor."""
 _BY_SIZE = ((32, _FEW), (112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
@@ -365,7 +367,7 @@ class FusedTensorNet(FeatureNetwork):
 
     def shapes_for(self, num_atoms: int, z: Tensor) -> Tiles:
         tiles = self.launch_shapes(num_atoms)
-        most = min(_MOST_ELEMENTS, self.weights.channels // 20)
+        most = min(MOST_ELEMENTS, self.weights.channels // 20)
         if num_atoms < _BY_ELEMENTS_FROM or not most or not self.weights.embedding_by_elements:
             return tiles
         elements = tuple(z.unique().tolist())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.devices import free_memory
+from ...core.devices import total_memory
 from ...neighbors.neighbor_list import safe_norm
 from ...neighbors.pairs import MIN_DISTANCE, all_pairs, sum_pairs
 from ...system import System
@@ -108,15 +108,15 @@ def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
     Lattice vectors count, not distances of planes, since the phase of a wave k changes by k·a_i along a_i in any cell.
 
     Raises:
-        ValueError: the mesh does not fit into the memory.
+        ValueError: the mesh cannot fit into the memory, even if nothing else is there.
     """
     lengths = cell.detach().norm(dim=1).tolist()
     sizes = [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
     needed = _POINT_BYTES * math.prod(sizes)
-    if needed > _LARGE_MESH and needed > free_memory(cell.device):
+    if needed > _LARGE_MESH and needed > total_memory(cell.device):
         raise ValueError(
             f"the lattice vectors are {', '.join(f'{length:.5g}' for length in lengths)} Å long, and a mesh for "
-            f"particle-mesh Ewald sums takes {needed / 1e9:.3g} GB, more than are free on '{cell.device}': give a "
+            f"particle-mesh Ewald sums takes {needed / 1e9:.3g} GB, more than '{cell.device}' has: give a "
             "molecule in vacuum no cell, others a smaller one, or load the model with coulomb='dsf'"
         )
     return sizes
