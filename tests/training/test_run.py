@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -250,6 +251,7 @@ def test_check_says_what_is_unusual(raw_config, tmp_path, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "note: most atoms have no neighbor; is data.units.length right?" in text
     assert "note: that is unusual; are data.units right?" in text
+    assert re.search(r"the configuration is fine, but read the \d+ notes above; nothing was written", text)
 
 
 def test_check_of_replayed_steps(raw_config, monkeypatch, capsys):

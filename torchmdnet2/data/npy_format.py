@@ -83,8 +83,8 @@ class ArrayReader(Reader):
                 self._factors.setdefault(name, 1.0)
             if name in (*LABELS, "length", "virial") and name not in self._factors:
                 inside = ", or state them in the file, as in r_unit='Ang', e_unit='kcal/mol'" * (kind == ".npz")
-                raise BadData(f"{self.path}: {kind} files state no units; give them, as in "
-                              f"{{energy: kcal/mol, length: angstrom}}{inside}")  # fmt: skip
+                raise BadData(f"{self.path}: {kind} files state no units; give them, as in units: {{energy: kcal/mol, "
+                              f"length: angstrom}} of a training configuration{inside}")  # fmt: skip
 
     def _frames_of(self, where: str, arrays: Mapping[str, tuple[str, np.ndarray]]) -> Iterator[Chunk]:
         """Yield the frames of one molecule.

@@ -215,7 +215,8 @@ def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> N
     if not difference <= bound:
         raise RuntimeError(
             f"the fused path does not agree with the reference in float64: {name}, differs by {difference:.3g} "
-            f"(allowed {bound:.3g}). No result is returned; please report this, and use the Potential meanwhile"
+            f"(allowed {bound:.3g}). No result is returned; please report this if the structure makes sense, and call "
+            "potential.reference(system) meanwhile"
         )
 
 

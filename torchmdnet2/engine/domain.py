@@ -364,19 +364,19 @@ def list_cutoff(potential: Potential) -> float:
 
 
 def refuse_global(potential: Potential) -> None:
-    """Raise ValueError for a potential with parts that need the whole structure, which domains do not know."""
+    """Raise ValueError for a potential with parts that need the whole structure, which no process of LAMMPS has."""
     if not potential.representation.local:
         name = type(potential.representation).__name__
-        raise ValueError(f"{name} distributes the charge of the whole structure, which domains do not know")
+        raise ValueError(f"{name} distributes the charge of the whole structure, of which each process has a part")
     if getattr(potential.head, "reduce", "sum") != "sum":
-        raise ValueError("the head takes a mean over the structure, which domains do not know")
+        raise ValueError("the head takes a mean over the structure, of which each process has a part")
     if potential.properties:
         raise ValueError(
-            f"this model predicts {', '.join(potential.properties)}, properties of whole structures, which domains do "
-            "not know: LAMMPS needs a model trained without; md, ASE and OpenMM run this one"
+            f"this model predicts {', '.join(potential.properties)} from the whole structure, of which each process "
+            "has a part: LAMMPS needs a model trained without; md, ASE and OpenMM run this one"
         )
     if math.isinf(list_cutoff(potential)):
-        raise ValueError("a prior sums over all pairs of the structure, which domains do not know")
+        raise ValueError("a prior sums over all pairs of the structure, of which each process has a part")
     for prior in potential.priors:
         if prior.uses_charges:
             raise ValueError("a prior uses charges that the network predicts for the whole structure")

@@ -36,9 +36,11 @@ class TrainingLog:
         self.console = console or SteadyConsole(highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._errors = ""
+        self.notes = 0
 
     def say(self, text: str) -> None:
-        """Print and log one line or several."""
+        """Print and log one line or several; counts notes."""
+        self.notes += text.startswith("note: ")
         (self._bar.console if self._bar else self.console).print(text, markup=False)
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:

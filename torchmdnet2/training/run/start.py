@@ -204,6 +204,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
             log.say(f"rms of the force components: {facts['forces_rms']:.4g} {UNITS['forces']}")
             if not 10 * KB < facts["forces_rms"] < 100:
                 log.say("note: that is unusual; are data.units right?")
+        notes = log.notes  # of the data; those below are about speed
         packing = pack_steps(trainer, Devices())
         if packing is not None:
             log.say(packing)
@@ -221,7 +222,8 @@ def run_check(config: Config, log: TrainingLog) -> None:
             log.say(f"threads: {threads}, {1e3 * seconds:.0f} ms a step; with one {1e3 * alone:.0f} ms")
             if alone < seconds:
                 log.say("note: one thread is faster at the moment: training.num_threads: 1")
-        log.say("the configuration is fine; nothing was written")
+        but = f", but read the {notes} notes above" if notes > 1 else ", but read the note above" * notes
+        log.say(f"the configuration is fine{but}; nothing was written")
 
 
 def _measure(trainer: Trainer) -> tuple[float, float]:
