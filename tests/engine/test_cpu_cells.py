@@ -9,7 +9,8 @@ from ase import Atoms
 from ase.build import bulk
 from cells import generated_atoms
 
-from torchmdnet2 import Evaluator, System
+from torchmdnet2 import Evaluator, System, load
+from torchmdnet2.errors import StructureWarning
 from torchmdnet2.neighbors import neighbor_list
 
 numba = pytest.importorskip("numba")
@@ -137,3 +138,13 @@ def test_terms_of_long_cutoffs_are_evaluated_on_it(monkeypatch):
     largest = float(expected.forces.abs().max())
     torch.testing.assert_close(found.energy, expected.energy, rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(found.forces, expected.forces, rtol=0, atol=1e-5 * max(1.0, largest))
+
+
+def test_each_new_structure_in_nm_gets_a_warning():
+    """Also after one of the same composition; the same structure at other positions is not looked at again."""
+    pos = torch.tensor([[0.0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]], dtype=torch.float64)
+    potential = load("organic-small")
+    potential(System(z=torch.tensor([8, 1, 1]), pos=pos))
+    for _ in range(2):
+        with pytest.warns(StructureWarning, match="multiply positions and cell by 10"):
+            potential(System(z=torch.tensor([8, 1, 1]), pos=pos / 10))

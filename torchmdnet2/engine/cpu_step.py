@@ -26,6 +26,7 @@ from ..neighbors.compiled import AllPairs, CellSearch, CpuSearch, DomainSearch, 
 from ..potential.derivatives import stress_of
 from ..potential.graph import sum_over_systems
 from ..potential.potential import Potential, Result, require_stress
+from ..potential.refusals import warn_of_units
 from ..system import System
 from .bound import PropertyHeads, ReferenceBoundStep
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
@@ -273,6 +274,7 @@ class CpuModel:
         self.isolated = exact_isolated_energies(potential)
         self._lock = ProcessLock()
         self._last: StructuresStep | None = None
+        self._z: Tensor | None = None  # of the last structure
         self._checked = False
 
     def __call__(
@@ -341,6 +343,9 @@ class CpuModel:
         if self._last is None or not self._last.holds(system):
             self._last = None
             self._last = self.step(system)
+        elif system.z is not self._z:  # another structure of the same composition, not the same at other positions
+            warn_of_units(system)
+        self._z = system.z
         return self._last
 
     def _check(self, system: System) -> None:
