@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
         save(Potential.from_config({"model": config, "elements": [1, 8], "energy_scale": 0.01}), folder / "model.tmn")
     command = [warm_python(), str(ROOT / "examples" / "lammps_water.py"), "--data", "water.data", "--side", "3"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert "water.data: 81 atoms" in done.stderr
+    assert done.returncode == 0 and "water.data: 81 atoms" in done.stdout
     return folder
 
 
