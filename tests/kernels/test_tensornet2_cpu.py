@@ -167,13 +167,24 @@ def test_same_result_every_time_on_any_number_of_threads() -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.skipif(not cpu.TILES, reason="this processor has no matrix unit: the other tests use the vector units")
+def test_the_vector_units_where_there_is_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, atoms = make(2, priors=(FIELD,)), system(9, BOX)
+    by_tiles = evaluate(model, atoms)
+    monkeypatch.setattr(cpu, "TILES", False)
+    by_vectors = evaluate(model, atoms)
+    assert_same(by_vectors, model, atoms)
+    assert not torch.equal(by_tiles.forces, by_vectors.forces)  # the last digits differ
+
+
 def test_filters_that_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is room for those of one layer, or of none, results are the same."""
     model, atoms = make(2, priors=(FIELD,)), system(9, BOX)
     found = {}
     edges = neighbor_list(atoms, 4.0).num_edges
+    rows = edges + edges // 8 + 12  # 9 atoms, as a multiple of 4
     for layers in (2, 1, 0):
-        monkeypatch.setattr(cpu, "_MOST_KEPT", layers * 5 * 32 * (edges + edges // 8))
+        monkeypatch.setattr(cpu, "_MOST_KEPT", layers * 5 * 32 * rows)
         compiled = CpuModel(model)
         found[layers] = compiled(atoms).forces
         assert int(compiled.nets[0]._pool._current.kept.sum()) == layers

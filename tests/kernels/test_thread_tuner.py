@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchmdnet2.core.thread_tuner import LARGE, SMALL, ThreadChoice, ThreadTuner, amount_of_work
+from torchmdnet2.core.compiling_cpu import LARGE, SMALL, ThreadChoice, ThreadTuner
+from torchmdnet2.kernels.interfaces import amount_of_work
 
 
 def run(race: ThreadTuner, cost: dict[int, float], times: int) -> list[int]:

@@ -17,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.compiling_cpu import compile_side_by_side, lost_by_fork, run_on_threads
+from ..core.compiling_cpu import ThreadChoice, compile_side_by_side, lost_by_fork, run_on_threads
 from ..core.devices import ProcessLock
 from ..core.exchange import Exchange
-from ..core.thread_tuner import ThreadChoice
 from ..kernels.interfaces import Array, Atoms, ChargeNetwork, CpuNetwork, Edges, PathWithHeads, TermLaunch, TermSums
 from ..neighbors.compiled import AllPairs, CellSearch, CpuSearch, DomainSearch, ListSearch, StructureSearch
 from ..potential.derivatives import stress_of

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FIXED_POINT", "Array", "Atoms", "Buffers", "ChargeNetwork", "CpuBuffers", "CpuNetwork", "Edges", "FastPath",
     "FeatureNetwork", "MemberPath", "Network", "PairBatch", "PairNetwork", "PathWithHeads", "PriorPath", "Term",
-    "TermLaunch", "TermSums", "TermWithRoom",
+    "TermLaunch", "TermSums", "TermWithRoom", "amount_of_work",
 ]  # fmt: skip
 
 
@@ -35,6 +35,11 @@ Array = NDArray[Any]
 FIXED_POINT = 2.0**32
 """What the forces of a domain are multiplied by on a GPU, to be summed as integers: such sums do not depend on the
 order."""
+
+
+def amount_of_work(atoms: int, edges: int, channels: int, layers: int) -> int:
+    """Return the work of one step, in units of about 3 ns of one thread: matrices act on atoms, filters on edges."""
+    return channels * layers * (channels * atoms + 2 * edges)
 
 
 # --- The interfaces that the engine calls, and that each model and prior with kernels implements ---
@@ -217,7 +222,7 @@ class Network(ABC):
         return {"PDL": 0}
 
     def work(self, atoms: Atoms, edges: Edges) -> tuple[int, int]:
-        """Return the work of a step on a CPU (`thread_tuner.amount_of_work`), and how many threads can share it."""
+        """Return the work of a step on a CPU (`amount_of_work`), and how many threads can share it."""
         return 0, 1
 
     @abstractmethod
@@ -294,7 +299,7 @@ class Term(ABC):
         rehearses: that part may run while kernels are only compiled and not launched: it neither waits for the device
             nor uses what kernels write as indices. If not, its kernels are compiled one by one, when first launched.
         of_edges: energy and force of an atom depend on its edges and the elements alone.
-        cost: of an edge on a CPU, in the units of `thread_tuner.amount_of_work`.
+        cost: of an edge on a CPU, in the units of `amount_of_work`.
         name: in reports.
     """
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.compiling_cpu import compiled, kernel, run_on_threads
-from ..core.thread_tuner import ThreadChoice
+from ..core.compiling_cpu import ThreadChoice, compiled, kernel, run_on_threads
 from ..system import System
 from . import neighbor_list
 from .neighbor_list import SAME_PLACE, NeighborList, coincident, refuse_coincident, with_room
@@ -25,7 +24,7 @@ from .reference import complete_cell
 __all__ = ["AllPairs", "CellSearch", "CpuSearch", "DomainSearch", "ListSearch", "StructureSearch", "all_pairs"]
 
 _SEARCH_COST = 8
-"""Work of an edge, in the units of `thread_tuner.amount_of_work`."""
+"""Work of an edge, in the units of `kernels.interfaces.amount_of_work`."""
 
 
 class CpuSearch:

@@ -17,7 +17,7 @@ from numba import njit
 
 from ...core.compiling_cpu import INNER, compiled, kernel
 from ...kernels.interfaces import Array, Atoms, CpuBuffers, CpuNetwork, Edges
-from ..tensornet.numba_kernels import (
+from ...kernels.numba_products import (
     LANES,
     PANELS,
     VECTOR,
@@ -31,7 +31,7 @@ from ..tensornet.numba_kernels import (
     store,
     total,
     zeros,
-)  # fmt: skip
+)
 from .weights import FrozenAIMNet2, Layer
 
 __all__ = ["CpuAIMNet2", "convolve", "convolve_gradient", "find_edges", "multiply", "spread_gradient"]

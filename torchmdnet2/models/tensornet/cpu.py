@@ -20,14 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from ...core.compiling_cpu import compiled, kernel, kernel_family
-from ...core.thread_tuner import amount_of_work
-from ...kernels.interfaces import Array, Atoms, CpuBuffers, CpuNetwork, Edges
+from ...kernels.interfaces import Array, Atoms, CpuBuffers, CpuNetwork, Edges, amount_of_work
+from ...kernels.numba_products import ROWS, dense, panels
 from .numba_kernels import (
     ONE,
-    ROWS,
     add,
     ascend,
-    dense,
     descend,
     edge_gradients,
     embed,
@@ -41,7 +39,6 @@ from .numba_kernels import (
     mix,
     norm_gradient,
     normalise_adjoint,
-    panels,
     part_norms,
     place_edges,
     row_force,
@@ -403,14 +400,13 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                 else:
                     layer_norm(out, gamma, beta, eps, normed[r], F)
             dense(normed, 0, w1, b1, hidden, first, F, 2 * F)
-            for r in range(ROWS):
-                silu(hidden[first + r], active[r], 2 * F)
+            silu(hidden, first, active, 0, ROWS, 2 * F)
             dense(active, 0, w2, b2, gate, first, 2 * F, 3 * F)
             mix(x0, first, w_mix, mixed, first, F)
+            silu(gate, first, opened, 0, ROWS, 3 * F)
             for r in range(ROWS):
                 i = first + r
                 out, row, x_row, f_row = opened[r], mixed[i], x[i], inverse[i]
-                silu(gate[i], out, 3 * F)
                 for c in range(F):
                     x9 = scale_parts(out[c], out[c + F], out[c + 2 * F], load9(row, c, F))
                     f = ONE / (squared_norm(x9) + ONE)
@@ -443,7 +439,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
         for chunk in range(begin, stop):
             first = chunk * ROWS
             normed, active = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, F), np.float32)
-            half, s = np.empty((ROWS, H), np.float32), np.empty(H, np.float32)
+            half, opened = np.empty((ROWS, H), np.float32), np.empty((ROWS, H), np.float32)
             norms = np.empty(3 * F, np.float32)
             for r in range(ROWS):
                 row = x[first + r]
@@ -454,15 +450,14 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                 else:
                     layer_norm(norms, gamma, beta, eps, normed[r], 3 * F)
             dense(normed, 0, w1, b1, hidden, first, 3 * F, F)
-            for r in range(ROWS):
-                silu(hidden[first + r], active[r], F)
+            silu(hidden, first, active, 0, ROWS, F)
             for k in range(out.shape[1]):
                 dense(active, 0, w2[k], b2[k], half, 0, F, H)
+                silu(half, 0, opened, 0, ROWS, H)
                 for r in range(ROWS):
-                    silu(half[r], s, H)
                     total = b3[k]
                     for c in range(H):
-                        total += s[c] * w3[k, c]
+                        total += opened[r, c] * w3[k, c]
                     out[first + r, k] = total
 
     @kernel
@@ -481,8 +476,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
             half, dhalf = np.empty((ROWS, H), np.float32), np.empty((ROWS, H), np.float32)
             share, dnorm = np.empty((ROWS, F), np.float32), np.empty((ROWS, 3 * F), np.float32)
             norms, none = np.empty(3 * F, np.float32), np.zeros(3 * F, np.float32)
-            for r in range(ROWS):
-                silu(hidden[first + r], active[r], F)
+            silu(hidden, first, active, 0, ROWS, F)
             for k in range(slope.shape[1]):
                 # the hidden layers of the heads are computed again; the gradients of the heads add up in the features
                 dense(active, 0, w2[k], b2[k], half, 0, F, H)
@@ -490,14 +484,13 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     out, w, f = dhalf[r], w3[k], slope[first + r, k]
                     for c in range(H):
                         out[c] = f * w[c]
-                    silu_slope(half[r], out, H)
+                silu_slope(half, 0, dhalf, 0, ROWS, H)
                 dense(dhalf, 0, w2t[k], none, share, 0, H, F)
                 for r in range(ROWS):
                     row, out = share[r], total[r]
                     for c in range(F):
                         out[c] += row[c]
-            for r in range(ROWS):
-                silu_slope(hidden[first + r], total[r], F)
+            silu_slope(hidden, first, total, 0, ROWS, F)
             dense(total, 0, w1t, none, dnorm, 0, F, 3 * F)
             for r in range(ROWS):
                 f, row, out = dnorm[r], x[first + r], g[first + r]
@@ -567,10 +560,14 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
             first = chunk * ROWS
             dgate, dhidden = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, 2 * F), np.float32)
             dnorm, dx = np.empty((ROWS, F), np.float32), np.empty((ROWS, 9 * F), np.float32)
-            norm, s, none = np.empty(F, np.float32), np.empty(3 * F, np.float32), np.zeros(3 * F, np.float32)
+            norm, none, sigmoids = (
+                np.empty(F, np.float32),
+                np.zeros(3 * F, np.float32),
+                np.empty((ROWS, 3 * F), np.float32),
+            )
+            sigmoid(gate, first, sigmoids, 0, ROWS, 3 * F)
             for r in range(ROWS):
-                h, g_row, row, out = gate[first + r], g[first + r], mixed[first + r], dgate[r]
-                sigmoid(h, s, 3 * F)
+                h, g_row, row, out, s = gate[first + r], g[first + r], mixed[first + r], dgate[r], sigmoids[r]
                 for c in range(F):
                     g9, x9 = load9(g_row, c, F), load9(row, c, F)
                     out[c] = g9[0] * x9[0]
@@ -583,8 +580,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                 for c in range(3 * F):
                     out[c] *= s[c] * (ONE + h[c] * (ONE - s[c]))
             dense(dgate, 0, w2t, none, dhidden, 0, 3 * F, 2 * F)
-            for r in range(ROWS):
-                silu_slope(hidden[first + r], dhidden[r], 2 * F)
+            silu_slope(hidden, first, dhidden, 0, ROWS, 2 * F)
             dense(dhidden, 0, w1t, none, dnorm, 0, 2 * F, F)
             mix(g, first, w_mix_t, dx, 0, F)
             for r in range(ROWS):

@@ -7,34 +7,33 @@ float32, since numba would compute in float64 otherwise. Gradients are by compon
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
 import numpy as np
-import torch
-from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
-from numba import extending, njit, types
-from numba.core import cgutils
-from numba.core.typing import signature
-from numba.core.typing.templates import ConcreteTemplate, infer_global
 
-from ...core.compiling_cpu import INNER
+from ...kernels.numba_products import (
+    LANES,
+    PANELS,
+    ROWS,
+    VECTOR,
+    add_product,
+    add_products,
+    call,
+    inline,
+    load,
+    logistic,
+    store,
+)
 
 __all__ = [
-    "LANES", "PANELS", "ROWS", "VECTOR", "WIDE", "add", "add_square_adjoint", "adds_products", "ascend", "call",
-    "dense", "descend", "edge_gradients", "embed", "gather", "gather_adjoint", "inline", "layer_norm",
-    "layer_norm_adjoint", "load", "load9", "log_norm", "log_norm_adjoint", "mix", "norm_gradient",
-    "normalise_adjoint", "panels", "part_norms", "place_edges", "product", "product_adjoint", "repeat", "row_force",
-    "scale", "scale_parts", "sigmoid", "silu", "silu_and_slope", "silu_slope", "square", "squared_norm", "store",
-    "store9", "store9_scaled", "total", "zeros",
+    "add", "add_square_adjoint", "ascend", "descend", "edge_gradients", "embed", "gather", "gather_adjoint",
+    "layer_norm", "layer_norm_adjoint", "load9", "log_norm", "log_norm_adjoint", "mix", "norm_gradient",
+    "normalise_adjoint", "part_norms", "place_edges", "product", "product_adjoint", "row_force", "scale",
+    "scale_parts", "sigmoid", "silu", "silu_and_slope", "silu_slope", "square", "squared_norm", "store9",
+    "store9_scaled",
 ]  # fmt: skip
 
 
-inline = njit(forceinline=True, **INNER)
-call = njit(**INNER)
-
-HALF, ONE, TWO, THREE = np.float32(0.5), np.float32(1), np.float32(2), np.float32(3)
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+TWO, THREE = np.float32(2), np.float32(3)
 THIRD, FOUR, SIX = np.float32(1 / 3), np.float32(4), np.float32(6)
 
 
@@ -222,227 +221,7 @@ def add_square_adjoint(q, d, g):
     return add(g, scale(q, compose_adjoint(u)))
 
 
-# --- Vectors in registers on the CPU, for sums that numba would write to memory after each step: numba functions ---
-
-WIDE = bool(get_host_cpu_features().get("avx512f"))
-
-VECTOR = 16 if WIDE else 8
-"""Numbers of a vector: those of a register."""
-
-intrinsic: Any = extending.intrinsic  # by its type, callers would have to give the context too
-
-
-class _Vector(types.Type):
-    """VECTOR numbers in float32: `+`, `-` and `*` of two of them, and the functions below."""
-
-    def __init__(self) -> None:
-        super().__init__(f"Vector{VECTOR}")
-
-
-_VECTOR, _LLVM_VECTOR = _Vector(), ir.VectorType(ir.FloatType(), VECTOR)
-
-
-@extending.register_model(_Vector)
-class _VectorModel(extending.models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Any):
-        super().__init__(manager, kind, _LLVM_VECTOR)
-
-
-for _operator, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
-
-    @infer_global(_operator)
-    class _Operator(ConcreteTemplate):
-        cases = (signature(_VECTOR, _VECTOR, _VECTOR),)
-
-    @extending.lower_builtin(_operator, _VECTOR, _VECTOR)
-    def _lower(_context, builder, _signature, arguments, name=_instruction):
-        return getattr(builder, name)(*arguments, flags=("fast",))
-
-
-def _at(context, builder, array, values):
-    """Pointer to VECTOR numbers from a place on; contiguous arrays are counted as if they had one dimension."""
-    if array.layout != "C" or array.dtype != types.float32:
-        raise TypeError(f"vectors are in contiguous arrays of float32, not in {array}")
-    data = context.make_array(array)(context, builder, values[0]).data
-    return builder.bitcast(builder.gep(data, [values[1]]), _LLVM_VECTOR.as_pointer())
-
-
-@intrinsic
-def load(_typing, array, at):
-    """The numbers from place `at` on of an array, which is contiguous and float32."""
-
-    def generate(context, builder, given, values):
-        return builder.load(_at(context, builder, given.args[0], values), align=4)
-
-    return _VECTOR(array, types.intp), generate
-
-
-@intrinsic
-def store(_typing, array, at, vector):
-    """Write a vector to where `load` would read it."""
-
-    def generate(context, builder, given, values):
-        builder.store(values[2], _at(context, builder, given.args[0], values), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, vector), generate
-
-
-def _filled(builder, number, length):
-    """A vector of one number."""
-    lane, nothing = ir.IntType(32), ir.Constant(ir.VectorType(ir.FloatType(), length), ir.Undefined)
-    one = builder.insert_element(nothing, number, ir.Constant(lane, 0))
-    return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(lane, length), [0] * length))
-
-
-@intrinsic
-def zeros(_typing):
-    """A vector of zeros."""
-
-    def generate(_context, _builder, _signature, _values):
-        return ir.Constant(_LLVM_VECTOR, [0.0] * VECTOR)
-
-    return _VECTOR(), generate
-
-
-@intrinsic
-def repeat(_typing, array, at):
-    """The number at a place in all lanes."""
-
-    def generate(context, builder, given, values):
-        first = builder.bitcast(_at(context, builder, given.args[0], values), ir.FloatType().as_pointer())
-        return _filled(builder, builder.load(first), VECTOR)
-
-    return _VECTOR(array, types.intp), generate
-
-
-@intrinsic
-def total(_typing, vector):
-    """The sum of the lanes."""
-
-    def generate(_context, builder, _signature, values):
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _LLVM_VECTOR])
-        add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{VECTOR}f32")
-        return builder.call(add, [ir.Constant(ir.FloatType(), 0.0), values[0]], fastmath=("fast",))
-
-    return types.float32(vector), generate
-
-
-# --- Matrix products of a few rows on the CPU, at the full rate of one core: numba functions, called by the kernels ---
-#
-# Weights W [K, N] are stored in panels of LANES columns, [N/LANES, K, LANES], which are read from front to back. The
-# sums of ROWS rows and LANES columns stay in registers for all of K: numba would write them to memory after each step.
-
-ROWS = 4
-"""Atoms at a time. With 16 columns their sums fill half of the registers of AVX2, with 32 a quarter of AVX-512's."""
-
-LANES = 16
-
-ZERO = np.float32(0)
-
-
-def panels(w: Any) -> Any:
-    """W [..., K, N] → [..., N/LANES, K, LANES], from the begin of a cache line on, where PyTorch's memory starts."""
-    moved = np.moveaxis(w.reshape(*w.shape[:-1], -1, LANES), -2, -3)
-    out = torch.empty(moved.shape, device="cpu").numpy()
-    out[:] = moved
-    return out
-
-
-def adds_products(rows: int, panels: int, ahead: bool = False) -> Any:
-    """y += x @ w for `rows` rows of K numbers from at_x on, `panels` panels of w from at_w on, as many LANES of y.
-
-    Places and strides count numbers of the arrays, which are contiguous and float32. With `ahead`, the panels have
-    `panel` numbers each, and one number of w is fetched to the L2 cache for each of the K, from at_next on in steps.
-    """
-
-    def generate(context, builder, signature, arguments):
-        _x, at_x, x_stride, _w, at_w, _y, at_y, y_stride, size, *following = arguments
-        x, w, y = (context.make_array(signature.args[k])(context, builder, arguments[k]).data for k in (0, 3, 5))
-        index, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
-
-        def place(start, stride, row):
-            return builder.add(start, builder.mul(stride, ir.Constant(index, row)))
-
-        def lanes(base, at):
-            return builder.bitcast(builder.gep(base, [at]), vector.as_pointer())
-
-        panel = following[0] if following else builder.mul(size, ir.Constant(index, LANES))
-        begins = [place(at_w, panel, p) for p in range(panels)]
-        columns = [builder.add(at_y, ir.Constant(index, p * LANES)) for p in range(panels)]
-        out = [[lanes(y, place(column, y_stride, row)) for column in columns] for row in range(rows)]
-        nothing = ir.Constant(vector, [0.0] * LANES)
-        sums = [[cgutils.alloca_once_value(builder, nothing) for _ in row] for row in out]
-        with cgutils.for_range(builder, size) as loop:
-            weights = [builder.load(lanes(w, place(begin, loop.index, LANES)), align=4) for begin in begins]
-            if following:
-                _, at_next, step = following
-                _fetch(builder, builder.gep(w, [builder.add(at_next, builder.mul(loop.index, step))]))
-            for row, totals in enumerate(sums):
-                at = builder.add(place(at_x, x_stride, row), loop.index)
-                number = _filled(builder, builder.load(builder.gep(x, [at])), LANES)
-                for weight, total in zip(weights, totals, strict=True):
-                    product = builder.fmul(number, weight, flags=("fast",))
-                    builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
-        for places, totals in zip(out, sums, strict=True):
-            for at, total in zip(places, totals, strict=True):
-                whole = builder.fadd(builder.load(at, align=4), builder.load(total))
-                builder.store(whole, at, align=4)
-        return context.get_dummy_value()
-
-    def typed(x, w, y, following):
-        for array in (x, w, y):
-            if array.layout != "C" or array.dtype != types.float32:
-                raise TypeError(f"the product needs contiguous arrays of float32, not {array}")
-        place = types.intp
-        return types.void(x, place, place, w, place, y, place, place, place, *[place] * following), generate
-
-    def add_product(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K):
-        return typed(x, w, y, 0)
-
-    def add_product_ahead(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K, panel, at_next, step):
-        return typed(x, w, y, 3)
-
-    return intrinsic(add_product_ahead if ahead else add_product)
-
-
-def _fetch(builder, place):
-    """Fetch what lies there to the L2 cache."""
-    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.bitcast(place, byte), *(ir.Constant(number, k) for k in (0, 2, 1))])
-
-
-# sums of two panels fill the registers of AVX-512 and hide the latency of its additions; others have half as many
-PANELS = 2 if WIDE else 1
-BLOCK = 2 * ROWS if WIDE else ROWS  # rows of a product at a time, as long as there are so many
-_add_product, _add_products, _add_block = (adds_products(*of) for of in ((ROWS, 1), (ROWS, PANELS), (BLOCK, PANELS)))
-
-
-@call
-def dense(x, at_x, w, bias, y, at_y, K, N, rows=ROWS):
-    """Y = X @ W + bias of `rows` rows, a multiple of ROWS, from row at_x of x and at_y of y on.
-
-    Panels of W stay in the L1 cache for all of them.
-    """
-    for r in range(rows):
-        a = y[at_y + r]
-        for c in range(N):
-            a[c] = bias[c]
-    together, blocks = N // (PANELS * LANES) * PANELS * LANES, rows // BLOCK * BLOCK
-    for n in range(0, together, PANELS * LANES):
-        for r in range(0, blocks, BLOCK):
-            _add_block(x, (at_x + r) * x.shape[1], x.shape[1], w, n * K, y, (at_y + r) * y.shape[1] + n, y.shape[1], K)
-        for r in range(blocks, rows, ROWS):
-            _add_products(
-                x, (at_x + r) * x.shape[1], x.shape[1], w, n * K, y, (at_y + r) * y.shape[1] + n, y.shape[1], K
-            )
-    for n in range(together, N, LANES):
-        for r in range(0, rows, ROWS):
-            _add_product(
-                x, (at_x + r) * x.shape[1], x.shape[1], w, n * K, y, (at_y + r) * y.shape[1] + n, y.shape[1], K
-            )
+# --- Mixing products ---
 
 
 @call
@@ -456,11 +235,11 @@ def mix(x, at_x, w, y, at_y, F):
         for n in range(0, together, PANELS * LANES):
             for block in blocks:
                 i, o = at_x * 9 * F + block * F, at_y * 9 * F + block * F + n
-                _add_products(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
+                add_products(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
         for n in range(together, F, LANES):
             for block in blocks:
                 i, o = at_x * 9 * F + block * F, at_y * 9 * F + block * F + n
-                _add_product(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
+                add_product(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
 
 
 # --- The edges of one atom, on the CPU: numba functions, inlined into the kernels of cpu.py ---
@@ -668,49 +447,52 @@ def row_force(i, row_ptr, sender, vec, gradient, force, virial):
 # are read once for all of them, and results are still in the cache for the next function.
 
 
-@inline
-def exp(x):
-    """exp(x) in float32, so that it is vectorised: 2^k times the series of the rest, |rest| ≤ ln 2 / 2."""
-    x = min(max(x, np.float32(-87)), np.float32(87))
-    k = np.int32(np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5)))
-    whole = np.float32(k)
-    # ln 2 in two parts, the first of few digits: its product with k is exact
-    r = (x - whole * np.float32(0.693359375)) - whole * np.float32(-2.12194440054690583e-4)
-    series = np.float32(1 / 720) + r * np.float32(1 / 5040)
-    series = np.float32(1 / 24) + r * (np.float32(1 / 120) + r * series)
-    series = np.float32(1 / 2) + r * (np.float32(1 / 6) + r * series)
-    return (ONE + r * (ONE + r * series)) * np.int32((k + np.int32(127)) << np.int32(23)).view(np.float32)
+# Rows are given by their numbers: a row that is passed as an array is counted as a reference, by atomic operations.
+
+
+# Widths are multiples of VECTOR.
 
 
 @call
-def sigmoid(x, out, width):
-    """out = 1/(1 + exp(−x)) of a row."""
-    for c in range(width):
-        out[c] = ONE / (ONE + exp(-x[c]))
+def sigmoid(x, at_x, out, at_out, rows, width):
+    """out = 1/(1 + exp(−x)) of `rows` rows, from row at_x of x and at_out of out on."""
+    for r in range(rows):
+        i, o = (at_x + r) * x.shape[1], (at_out + r) * out.shape[1]
+        for c in range(0, width, VECTOR):
+            store(out, o + c, logistic(load(x, i + c)))
 
 
 @call
-def silu(x, out, width):
-    """out = x/(1 + exp(−x)) of a row."""
-    for c in range(width):
-        out[c] = x[c] / (ONE + exp(-x[c]))
+def silu(x, at_x, out, at_out, rows, width):
+    """out = x/(1 + exp(−x)), see `sigmoid`."""
+    for r in range(rows):
+        i, o = (at_x + r) * x.shape[1], (at_out + r) * out.shape[1]
+        for c in range(0, width, VECTOR):
+            h = load(x, i + c)
+            store(out, o + c, h * logistic(h))
 
 
 @call
-def silu_slope(x, out, width):
-    """out *= d silu(x)/dx of a row."""
-    for c in range(width):
-        s = ONE / (ONE + exp(-x[c]))
-        out[c] *= s * (ONE + x[c] * (ONE - s))
+def silu_slope(x, at_x, out, at_out, rows, width):
+    """out *= d silu(x)/dx, see `sigmoid`."""
+    for r in range(rows):
+        i, o = (at_x + r) * x.shape[1], (at_out + r) * out.shape[1]
+        for c in range(0, width, VECTOR):
+            h = load(x, i + c)
+            s = logistic(h)
+            store(out, o + c, load(out, o + c) * (s * (ONE + h * (ONE - s))))
 
 
 @call
-def silu_and_slope(x, out, width):
-    """out = x/(1 + exp(−x)) of a row, and its slope instead of x."""
-    for c in range(width):
-        s = ONE / (ONE + exp(-x[c]))
-        out[c] = x[c] * s
-        x[c] = s * (ONE + x[c] * (ONE - s))
+def silu_and_slope(x, at_x, out, at_out, rows, width):
+    """out = x/(1 + exp(−x)), and its slope instead of x, see `sigmoid`."""
+    for r in range(rows):
+        i, o = (at_x + r) * x.shape[1], (at_out + r) * out.shape[1]
+        for c in range(0, width, VECTOR):
+            h = load(x, i + c)
+            s = logistic(h)
+            store(out, o + c, h * s)
+            store(x, i + c, s * (ONE + h * (ONE - s)))
 
 
 @inline

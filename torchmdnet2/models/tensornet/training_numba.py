@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.compiling_cpu import OPTIONS, compiled
+from ...kernels.numba_products import inline
 from ...kernels.pair_ops import UnaryOp
 from . import training_atoms, training_pairs
 from .numba_kernels import (
@@ -31,7 +32,6 @@ from .numba_kernels import (
     compose_adjoint,
     decompose_adjoint,
     dot,
-    inline,
     norm_gradient,
     scale,
     scale_parts,

@@ -24,40 +24,47 @@ from torch import Tensor
 
 from ...core.compiling_cpu import compiled, kernel, kernel_family
 from ...kernels.interfaces import Array, Atoms, CpuBuffers, Edges
-from ..tensornet.cpu import BufferPool, CpuTensorNet, Fields, Shape, chunks
-from ..tensornet.numba_kernels import (
+from ...kernels.numba_products import (
     LANES,
-    ONE,
     ROWS,
-    THREE,
+    TILE_ROWS,
+    TILES,
     VECTOR,
-    add,
-    ascend,
     call,
     dense,
-    descend,
+    dense_block,
+    fetch_row,
     inline,
+    load,
+    panels,
+    repeat,
+    store,
+    tiles,
+    total,
+)
+from ..tensornet.cpu import BufferPool, CpuTensorNet, Fields, Shape, chunks
+from ..tensornet.numba_kernels import (
+    ONE,
+    THREE,
+    add,
+    ascend,
+    descend,
     layer_norm,
     layer_norm_adjoint,
-    load,
     load9,
     lower_bound,
     mix,
     norm_gradient,
     normalise_adjoint,
-    panels,
     part_norms,
-    repeat,
     scale,
     sigmoid,
     silu,
     silu_and_slope,
     silu_slope,
-    store,
     store9,
-    total,
 )
-from .weights import FrozenTensorNet2
+from .weights import FilterWeights, FrozenTensorNet2
 
 __all__ = [
     "SLOTS",
@@ -100,7 +107,7 @@ class CpuTensorNet2(CpuTensorNet):
         self.own = kernels(w.channels, w.charge_channels, w.is_o3)
         self.cutoff, self.q_dim, self.exact_charge = w.cutoff, w.q_dim, w.exact_charge
         self.norm_eps = np.float32(w.norm_eps)
-        self.filters = [_arrays(f)._replace(charges=f.charges.numpy()) for f in w.filters]
+        self.filters = [_filter_arrays(f) for f in w.filters]
         self.charge_networks = [_arrays(c) for c in w.charge_networks]
 
     def _new_pool(self) -> BufferPool:
@@ -208,12 +215,21 @@ def _arrays(weights: Any) -> Any:
     return type(weights)(*(panels(t.numpy()) if t.dim() > 1 else t.numpy() for t in weights))
 
 
+def _filter_arrays(weights: FilterWeights) -> Any:
+    """Return the weights of filters as arrays; the matrices of their products as tiles where there are such."""
+    stored = tiles if TILES else panels
+    names = "second", "second_t", "third", "third_t", "charges_t"
+    products = {name: stored(getattr(weights, name).numpy()) for name in names}
+    return _arrays(weights)._replace(charges=weights.charges.numpy(), **products)
+
+
 class _Fields(Fields):
     """Arrays of TensorNet, of the stages of charges, 0 … L, and of the filters of each layer.
 
     Attributes:
-        kept: [L] integers, whether kept2 [E, 2F] and kept3 [E, 3F] of a layer are large enough for all edges. They hold
-            the slopes of the second activation, and what the third acts on.
+        kept: [L] integers, whether kept2 [≥ E + N, 2F] and kept3 [≥ E + N, 3F] of a layer are large enough: for all
+            edges and, after them, the messages of atoms to themselves. They hold the slopes of the second activation,
+            and what the third acts on.
     """
 
     receiver: Array
@@ -260,9 +276,9 @@ class _BufferPool(BufferPool):
     def _allocate(self, rows: int, edges: int, ghosts: int) -> Fields:
         fields: Any = super()._allocate(rows, edges, ghosts)
         f = self.channels
-        fit = min(self.layers, _MOST_KEPT // max(5 * f * edges, 1))
+        fit = min(self.layers, _MOST_KEPT // (5 * f * (edges + rows)))
         fields.kept = np.arange(self.layers) < fit
-        sizes = [edges if kept else 0 for kept in fields.kept]
+        sizes = [edges + rows if kept else 0 for kept in fields.kept]
         fields.kept2 = [np.empty((size, 2 * f), np.float32) for size in sizes]
         fields.kept3 = [np.empty((size, 3 * f), np.float32) for size in sizes]
         return fields
@@ -330,17 +346,25 @@ def equilibrate_adjoint(predicted, batch, exact, weight, missing, slope, gradien
 # charges: a cubic from a table of the distance, and one row of numbers per atom for the receiver and one for the
 # sender.
 
-SLOTS = 16
+SLOTS = 2 * TILE_ROWS if TILES else 16
 """Edges at a time: weights are read once for all of them, and results stay in the cache."""
 
 ZERO = np.float32(0)
 
 
 @call
-def first_layer(p, t, receiver, sender, h, F):
-    """h [F] of one edge: the cubic p [4F] at t, and the charges' share [2F] of receiver (first F) and sender."""
+def first_layer(table, knot, t, by_charge, receiver, sender, h, s, F):
+    """Row s of h [., F], of one edge: the cubic of the segment `knot` at t, and the charges' shares of both atoms."""
     for c in range(F):
-        h[c] = p[c] + t * (p[c + F] + t * (p[c + 2 * F] + t * p[c + 3 * F])) + (receiver[c] + sender[c + F])
+        cubic = table[knot, c] + t * (table[knot, c + F] + t * (table[knot, c + 2 * F] + t * table[knot, c + 3 * F]))
+        h[s, c] = cubic + (by_charge[receiver, c] + by_charge[sender, c + F])
+
+
+@call
+def self_layer(own, by_charge, i, h, s, F):
+    """Row s of h [., F], of an atom's own message."""
+    for c in range(F):
+        h[s, c] = own[c] + (by_charge[i, c] + by_charge[i, c + F])
 
 
 @inline
@@ -350,27 +374,24 @@ def whole(slots):
 
 
 @call
-def layers(slots, h1, active1, w2, b2, h2, active2, w3, b3, h3, at, F):
+def layers(slots, h1, active1, w2, b2, h2, active2, w3, b3, h3, at, parts, F):
     """h3 from h1, and in h2 the slopes of the second activation, both from row `at` on."""
-    for s in range(slots):
-        silu(h1[s], active1[s], F)
-    dense(active1, 0, w2, b2, h2, at, F, 2 * F, whole(slots))
-    for s in range(slots):
-        silu_and_slope(h2[at + s], active2[s], 2 * F)
-    dense(active2, 0, w3, b3, h3, at, 2 * F, 3 * F, whole(slots))
+    silu(h1, 0, active1, 0, slots, F)
+    dense_block(active1, 0, w2, b2, h2, at, F, 2 * F, whole(slots), parts)
+    silu_and_slope(h2, at, active2, 0, slots, 2 * F)
+    dense_block(active2, 0, w3, b3, h3, at, 2 * F, 3 * F, whole(slots), parts)
 
 
 @call
-def gradient_layers(slots, g3, w3t, slope2, row, g2, w2t, h1, g1, none, F):
+def gradient_layers(slots, g3, w3t, slope2, row, g2, w2t, h1, g1, none, parts, F):
     """g1 [slots, F], the gradient of h1, from g3, that of h3; slope2 has the slopes, in rows `row`."""
-    dense(g3, 0, w3t, none, g2, 0, 3 * F, 2 * F, whole(slots))
+    dense_block(g3, 0, w3t, none, g2, 0, 3 * F, 2 * F, whole(slots), parts)
     for s in range(slots):
-        g, slope = g2[s], slope2[row[s]]
-        for c in range(2 * F):
-            g[c] *= slope[c]
-    dense(g2, 0, w2t, none, g1, 0, 2 * F, F, whole(slots))
-    for s in range(slots):
-        silu_slope(h1[s], g1[s], F)
+        o, i = s * 2 * F, row[s] * 2 * F
+        for c in range(0, 2 * F, VECTOR):
+            store(g2, o + c, load(g2, o + c) * load(slope2, i + c))
+    dense_block(g2, 0, w2t, none, g1, 0, 2 * F, F, whole(slots), parts)
+    silu_slope(h1, 0, g1, 0, slots, F)
 
 
 @inline
@@ -416,11 +437,11 @@ def add_messages(first, stop, other, cut, h, at, f, y, m, i, F):
 
     f [slots, 3F] is scratch. The sums of VECTOR channels stay in registers for all slots.
     """
+    silu(h, at + first, f, first, stop - first, 3 * F)
     for s in range(first, stop):
-        row, factor = f[s], cut[s]
-        silu(h[at + s], row, 3 * F)
-        for c in range(3 * F):
-            row[c] *= factor
+        o, factor = s * 3 * F, repeat(cut, s)
+        for c in range(0, 3 * F, VECTOR):
+            store(f, o + c, load(f, o + c) * factor)
     for c in range(0, F, VECTOR):
         o = i * 9 * F + c
         m0 = load(m, o)
@@ -462,8 +483,9 @@ def message_adjoints(first, stop, other, cut, h, row, g, dm, y, dy, i, along, F)
     come one after another, since the registers of AVX2 do not hold them together.
     """
     for s in range(first, stop):
-        sigmoid(h[row[s]], g[s], 3 * F)
-        along[s, :] = ZERO
+        sigmoid(h, row[s], g, s, 1, 3 * F)
+        for k in range(VECTOR):
+            along[s, k] = ZERO
     for c in range(0, F, VECTOR):
         o = i * 9 * F + c
         d0, y0 = load(dy, o), load(y, o)
@@ -490,12 +512,12 @@ def message_adjoints(first, stop, other, cut, h, row, g, dm, y, dy, i, along, F)
 
 
 @call
-def first_slope(p, t, g, F):
-    """Return the derivative by the distance through the cubic, g [F] being the gradient of h1."""
+def first_slope(table, knot, t, g, s, F):
+    """Return the derivative by the distance through the cubic; row s of g [., F] is the gradient of h1."""
     along = ZERO
     for c in range(F):
-        slope = p[c + F] + t * ((p[c + 2 * F] + p[c + 2 * F]) + t * (THREE * p[c + 3 * F]))
-        along += g[c] * slope
+        second, third = table[knot, c + 2 * F], table[knot, c + 3 * F]
+        along += g[s, c] * (table[knot, c + F] + t * ((second + second) + t * (THREE * third)))
     return along
 
 
@@ -543,11 +565,9 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                 charge_features(x[first + r], inverse[first + r], features, F)
                 layer_norm(features, gamma, beta, eps, normed[r], 3 * F)
             dense(normed, 0, w1, b1, h1, first, 3 * F, F)
-            for r in range(ROWS):
-                silu(h1[first + r], active[r], F)
+            silu(h1, first, active, 0, ROWS, F)
             dense(active, 0, w2, b2, h2, first, F, F)
-            for r in range(ROWS):
-                silu(h2[first + r], active[r], F)
+            silu(h2, first, active, 0, ROWS, F)
             dense(active, 0, w3, b3, out, first, F, 2 * C)
 
     @kernel
@@ -563,33 +583,36 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
             h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
             h3, f = np.empty((SLOTS, 3 * F), np.float32), np.empty((SLOTS, 3 * F), np.float32)
-            other, cut = np.empty(SLOTS, np.int64), np.ones(SLOTS, np.float32)
-            for r in range(ROWS):
-                q, row = by_charge[first + r], h1[r]
-                for c in range(F):
-                    row[c] = self_first[c] + (q[c] + q[c + F])
-            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, 0, F)
-            for r in range(ROWS):
-                i = other[r] = first + r
-                m[i, :] = ZERO
-                add_messages(r, r + 1, other, cut, h3, 0, f, y, m, i, F)
+            other, own = np.empty(SLOTS, np.int64), np.empty(SLOTS, np.int64)
+            cut, parts = np.empty(SLOTS, np.float32), np.empty((3, SLOTS, 3 * F), np.int16)
+            m[first : first + ROWS] = ZERO
             start, end = row_ptr[min(first, n)], row_ptr[min(first + ROWS, n)]
-            for e0 in range(start, end, SLOTS):
-                slots = min(SLOTS, end - e0)
+            for begin in range(start - ROWS, end, SLOTS):
+                slots = min(SLOTS, end - begin)
                 for s in range(slots):
-                    e = e0 + s
-                    other[s], cut[s] = sender[e], envelope[e]
-                    first_layer(table[knot[e]], offset[e], by_charge[receiver[e]], by_charge[sender[e]], h1[s], F)
+                    e = begin + s
+                    if e < start:
+                        other[s] = own[s] = first + ROWS + e - start
+                        cut[s] = ONE
+                        self_layer(self_first, by_charge, own[s], h1, s, F)
+                        continue
+                    other[s], own[s], cut[s] = sender[e], receiver[e], envelope[e]
+                    first_layer(table, knot[e], offset[e], by_charge, own[s], other[s], h1, s, F)
                 # rows beyond a block that is not full belong to another thread
-                in_place = kept and slots == SLOTS
-                of2, of3, at = (kept2, kept3, e0) if in_place else (h2, h3, 0)
-                layers(slots, h1, a1, w2, b2, of2, a2, w3, b3, of3, at, F)
+                in_place = kept and slots == SLOTS and begin >= start
+                of2, of3, at = (kept2, kept3, begin) if in_place else (h2, h3, 0)
+                layers(slots, h1, a1, w2, b2, of2, a2, w3, b3, of3, at, parts, F)
                 if kept and not in_place:
-                    kept2[e0 : e0 + slots], kept3[e0 : e0 + slots] = h2[:slots], h3[:slots]
+                    for s in range(slots):
+                        e = begin + s if begin + s >= start else row_ptr[n] + own[s]
+                        for c in range(2 * F):
+                            kept2[e, c] = h2[s, c]
+                        for c in range(3 * F):
+                            kept3[e, c] = h3[s, c]
                 s = 0
                 while s < slots:
-                    s1 = end_of_run(receiver, e0 + s, e0 + slots) - e0
-                    add_messages(s, s1, other, cut, of3, at, f, y, m, receiver[e0 + s], F)
+                    s1 = end_of_run(own, s, slots)
+                    add_messages(s, s1, other, cut, of3, at, f, y, m, own[s], F)
                     s = s1
             ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
@@ -610,11 +633,9 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                 dnorm, features = np.empty((ROWS, 3 * F), np.float32), np.empty(3 * F, np.float32)
                 none = np.zeros(3 * F, np.float32)
                 dense(gradient, first, w3t, none, da, 0, 2 * C, F)
-                for r in range(ROWS):
-                    silu_slope(h2[first + r], da[r], F)
+                silu_slope(h2, first, da, 0, ROWS, F)
                 dense(da, 0, w2t, none, db, 0, F, F)
-                for r in range(ROWS):
-                    silu_slope(h1[first + r], db[r], F)
+                silu_slope(h1, first, db, 0, ROWS, F)
                 dense(db, 0, w1t, none, dnorm, 0, F, 3 * F)
                 for r in range(ROWS):
                     x_row, f_row, f, g_row = x[first + r], inverse[first + r], dnorm[r], g[first + r]
@@ -645,50 +666,53 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
             h3, g3 = np.empty((SLOTS, 3 * F), np.float32), np.zeros((SLOTS, 3 * F), np.float32)
             none, by_pair = np.zeros(2 * F + 2 * C, np.float32), np.empty((SLOTS, C), np.float32)
-            dx, sent = np.empty((ROWS, 9 * F), np.float32), np.empty((ROWS, F), np.float32)
-            other, cut = np.empty(SLOTS, np.int64), np.ones(SLOTS, np.float32)
+            dx, sent = np.empty((ROWS, 9 * F), np.float32), np.zeros((TILE_ROWS, F), np.float32)
+            other, own = np.empty(SLOTS, np.int64), np.empty(SLOTS, np.int64)
+            cut, parts = np.empty(SLOTS, np.float32), np.empty((3, SLOTS, 3 * F), np.int16)
             along, row = np.empty((SLOTS, VECTOR), np.float32), np.arange(SLOTS)
-            for r in range(ROWS):
-                q, h = by_charge[first + r], h1[r]
-                for c in range(F):
-                    h[c] = self_first[c] + (q[c] + q[c + F])
-            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, 0, F)
-            for r in range(ROWS):
-                i = other[r] = first + r
-                message_adjoints(r, r + 1, other, cut, h3, row, g3, dm, y, dy, i, along, F)
-            gradient_layers(ROWS, g3, w3t, h2, row, a2, w2t, h1, a1, none, F)
-            dense(a1, 0, charges_t, none, by_pair, 0, F, C)
-            for r in range(ROWS):
-                sent[r, :] = a1[r]
-                own_slope[first + r, :] = by_pair[r]
+            own_slope[first : first + ROWS] = ZERO
             start, end = row_ptr[min(first, n)], row_ptr[min(first + ROWS, n)]
             of2, of3 = (kept2, kept3) if kept else (h2, h3)
-            for e0 in range(start, end, SLOTS):
-                slots = min(SLOTS, end - e0)
+            for begin in range(start - ROWS, end, SLOTS):
+                slots = min(SLOTS, end - begin)
                 for s in range(slots):
-                    e = e0 + s
-                    other[s], cut[s] = sender[e], envelope[e]
-                    first_layer(table[knot[e]], offset[e], by_charge[sender[e]], by_charge[receiver[e]], h1[s], F)
+                    e = begin + s
+                    if e < start:
+                        other[s] = own[s] = first + ROWS + e - start
+                        cut[s] = ONE
+                        self_layer(self_first, by_charge, own[s], h1, s, F)
+                    else:
+                        other[s], own[s], cut[s] = sender[e], receiver[e], envelope[e]
+                        first_layer(table, knot[e], offset[e], by_charge, other[s], own[s], h1, s, F)
                     if kept:
-                        row[s] = reverse[e]
+                        row[s] = reverse[e] if e >= start else row_ptr[n] + own[s]
                 if not kept:
-                    layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, 0, F)
+                    layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, 0, parts, F)
                 s = 0
                 while s < slots:
-                    s1 = end_of_run(receiver, e0 + s, e0 + slots) - e0
-                    message_adjoints(s, s1, other, cut, of3, row, g3, dm, y, dy, receiver[e0 + s], along, F)
+                    s1 = end_of_run(own, s, slots)
+                    message_adjoints(s, s1, other, cut, of3, row, g3, dm, y, dy, own[s], along, F)
                     s = s1
-                gradient_layers(slots, g3, w3t, of2, row, a2, w2t, h1, a1, none, F)
-                dense(a1, 0, charges_t, none, by_pair, 0, F, C, whole(slots))
+                if kept:  # rows of the next block, which are anywhere, arrive during the products
+                    for e in range(begin + slots, min(begin + slots + SLOTS, end)):
+                        fetch_row(kept3, reverse[e], 3 * F)
+                        fetch_row(kept2, reverse[e], 2 * F)
+                gradient_layers(slots, g3, w3t, of2, row, a2, w2t, h1, a1, none, parts, F)
+                dense_block(a1, 0, charges_t, none, by_pair, 0, F, C, whole(slots), parts)
                 for s in range(slots):
-                    e = e0 + s
-                    g_row, total_row = a1[s], sent[receiver[e] - first]
+                    e = begin + s
+                    i, o = s * F, (own[s] - first) * F
+                    for c in range(0, F, VECTOR):
+                        store(sent, o + c, load(sent, o + c) + load(a1, i + c))
+                    if e < start:
+                        for k in range(C):
+                            own_slope[own[s], k] = by_pair[s, k]
+                        continue
                     by_cut = envelope_slope[e] * total(load(along, s * VECTOR))
-                    slope[e] += by_cut + first_slope(table[knot[e]], offset[e], g_row, F)
-                    for c in range(F):
-                        total_row[c] += g_row[c]
-                    pair_slope[e, :] = by_pair[s]
-            dense(sent, 0, charges_t[C // LANES :], none, by_pair, 0, F, C)
+                    slope[e] += by_cut + first_slope(table, knot[e], offset[e], a1, s, F)
+                    for k in range(C):
+                        pair_slope[e, k] = by_pair[s, k]
+            dense_block(sent, 0, charges_t[C // LANES :], none, by_pair, 0, F, C, ROWS, parts)
             for r in range(ROWS):
                 for k in range(C):
                     own_slope[first + r, k] += by_pair[r, k]

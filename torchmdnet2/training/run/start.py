@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from ...core.devices import usable_threads, wait_for
-from ...core.thread_tuner import amount_of_work
 from ...errors import BadConfig
+from ...kernels.interfaces import amount_of_work
 from ...potential.potential import SYMBOLS
 from ...units import KB
 from ...version import __version__
@@ -35,7 +35,7 @@ __all__ = [
 
 
 _SMALL = 1_000_000
-"""Work of a training step that gains at most 15 % by a second thread, in units of `thread_tuner.amount_of_work`
+"""Work of a training step that gains at most 15 % by a second thread, in units of `kernels.interfaces.amount_of_work`
 (TensorNet and graph network on 16 idle cores; three times as much work gains up to a third). Where other programs use
 the cores, threads wait for each other, and such steps take five to ten times as long."""
 
