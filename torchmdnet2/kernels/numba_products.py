@@ -31,7 +31,9 @@ __all__ = [
 
 
 inline = njit(forceinline=True, **INNER)
-call = njit(_nrt=False, **INNER)
+# functions that allocate no arrays, so that they need not count references, which takes atomic operations
+_UNCOUNTED: dict[str, Any] = {**INNER, "_nrt": False}
+call = njit(**_UNCOUNTED)
 
 
 # --- Vectors in registers: sums that numba would write to memory after each step, and functions in full width ---
