@@ -18,7 +18,7 @@ from torchmdnet2.engine import step as steps
 from torchmdnet2.engine.finish import RESULT_NOT_FINITE
 from torchmdnet2.engine.fused_step import FusedModel
 from torchmdnet2.engine.step import NOT_FINITE, OVERFLOW, GraphedStep, StaticInputs, next_capacity
-from torchmdnet2.errors import UnknownElement, UntrainedCharge
+from torchmdnet2.errors import StructureWarning, UnknownElement, UntrainedCharge
 from torchmdnet2.models.tensornet import gpu as launch_shapes
 from torchmdnet2.neighbors import neighbor_list
 
@@ -183,6 +183,20 @@ def test_overflow_is_flagged_poisons_and_is_redone():
     graphed.run()
     assert graphed.status()[0] == 0
     assert_same(step.out, reference(POTENTIAL, near))
+
+
+@pytest.mark.filterwarnings("error::torchmdnet2.errors.StructureWarning")
+def test_another_structure_in_nm_of_the_same_composition_gets_a_warning():
+    system = System(z=torch.tensor([8, 1, 1]), pos=torch.tensor([[0.0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]]))
+    small = system.replace(z=system.z.clone(), pos=system.pos / 10)
+    model = FusedModel(POTENTIAL, "native")
+    source = StaticInputs(model, model.step(3, 1, torch.float32, False))
+    source.load(system)
+    source.load(system.replace(z=system.z.clone()))
+    with pytest.warns(StructureWarning, match="multiply positions and cell by 10"):
+        source.load(small)
+    source.load(small.replace(pos=small.pos + 0.001))  # the same structure at other positions
+    source.load(system.replace(z=system.z.clone(), pos=system.pos / 10), check=False)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])

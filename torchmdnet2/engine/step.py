@@ -19,6 +19,7 @@ from ..neighbors import neighbor_list
 from ..neighbors.neighbor_list import refuse_coincident
 from ..neighbors.triton_search import COINCIDENT, NOT_FINITE, OVERFLOW, TOO_THIN, TritonNeighborSearch
 from ..potential.potential import Potential, Result, require_stress, with_dipole
+from ..potential.refusals import is_cramped, warn_of_units
 from ..system import System
 from .bound import BoundStep
 from .finish import NO_VOLUME, RESULT_NOT_FINITE
@@ -472,7 +473,7 @@ class StaticInputs:
             ValueError, UnknownElement: as the Potential.
         """
         if not all(self._is_seen(system, name) for name in _COMPOSITION):
-            if not self._holds(system):
+            if not self._holds(system, check):
                 self._load_composition(system, check)
             for name in _COMPOSITION:
                 self._see(system, name)
@@ -490,12 +491,18 @@ class StaticInputs:
         self.model.load(self.step, system)
         self._held = [getattr(system, name).clone() for name in _COMPOSITION]
 
-    def _holds(self, system: System) -> bool:
+    def _holds(self, system: System, check: bool) -> bool:
         """Return whether other tensors hold what was loaded before. Waits for the device, once."""
         if self._held is None:
             return False
         same = [(held == getattr(system, name)).all() for held, name in zip(self._held, _COMPOSITION, strict=True)]
-        return bool(torch.stack(same).all())
+        if not check or self._is_seen(system, "z"):
+            return bool(torch.stack(same).all())
+        # another structure of the same composition, whose positions may be in nm
+        *found, cramped = torch.stack([*same, is_cramped(system)]).tolist()
+        if cramped and all(found):
+            warn_of_units(system)
+        return all(found)
 
     def _is_seen(self, system: System, name: str) -> bool:
         tensor: Tensor = getattr(system, name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.stated import ROUNDING
 from ..errors import StructureWarning, UnknownElement, UntrainedCharge, UntrainedChargeWarning
@@ -19,9 +20,20 @@ from ..neighbors import NeighborList
 from ..system import System
 
 __all__ = [
-    "SYMBOLS", "refuse_charge", "refuse_elements",
-    "refuse_neighbors", "refuse_odd_electrons", "refuse_precision", "refuse_spin", "rename", "require_flag",
-    "require_potential", "require_stress", "require_system", "warn_of_units",
+    "SYMBOLS",
+    "is_cramped",
+    "refuse_charge",
+    "refuse_elements",
+    "refuse_neighbors",
+    "refuse_odd_electrons",
+    "refuse_precision",
+    "refuse_spin",
+    "rename",
+    "require_flag",
+    "require_potential",
+    "require_stress",
+    "require_system",
+    "warn_of_units",
 ]  # fmt: skip
 
 
@@ -226,12 +238,8 @@ def warn_of_units(system: System, names: Sequence[object] = ()) -> None:
 
     The first 64 atoms of the first structure are compared with its first 1,024. names: of the structures.
     """
-    pos = system.pos[system.batch == 0][:1024]
-    if len(pos) < 3:
-        return
-    distances = torch.cdist(pos[:64], pos, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest = distances.fill_diagonal_(torch.inf).min(1).values
-    if bool(((nearest < _CRAMPED) & (nearest > _ONE_PLACE)).all()):
+    nearest = _nearest(system)
+    if bool(_all_cramped(nearest)):
         name = names[0] if names else "structure 0"
         warnings.warn(
             f"each atom of {name} is within {float(nearest.max()):.2f} Å of another one, and positions are in Å: "
@@ -239,6 +247,22 @@ def warn_of_units(system: System, names: Sequence[object] = ()) -> None:
             StructureWarning,
             stacklevel=2,
         )
+
+
+def is_cramped(system: System) -> Tensor:
+    """Return whether `warn_of_units` would warn, [] on the device."""
+    return _all_cramped(_nearest(system))
+
+
+def _nearest(system: System) -> Tensor:
+    """Return the distance of an atom's nearest neighbor, for the first 64 atoms of the first structure."""
+    pos = (system.pos if system.num_systems == 1 else system.pos[system.batch == 0])[:1024]
+    distances = torch.cdist(pos[:64], pos, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.fill_diagonal_(torch.inf).min(1).values
+
+
+def _all_cramped(nearest: Tensor) -> Tensor:
+    return ((nearest < _CRAMPED) & (nearest > _ONE_PLACE)).all() & (len(nearest) > 2)
 
 
 def refuse_neighbors(neighbors: NeighborList, system: System, cutoff: float) -> None:
