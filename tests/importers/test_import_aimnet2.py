@@ -14,10 +14,10 @@ from torch import nn
 from torchmdnet2 import load
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.cli import main
+from torchmdnet2.core.source_files import is_torchscript, read_torchscript
 from torchmdnet2.errors import BadCheckpoint, BadConfig
-from torchmdnet2.importers.aimnet2 import import_aimnet2
-from torchmdnet2.importers.source_files import is_torchscript, read_torchscript
 from torchmdnet2.importers.torchmd_net import read_checkpoint
+from torchmdnet2.models.aimnet2.importer import import_aimnet2
 from torchmdnet2.training.config.build_potential import open_base
 
 CHANNELS, RADIAL, VECTORS, HIDDEN = 2, 4, 3, 8
@@ -172,7 +172,7 @@ def test_other_energy_terms_are_refused(changes, words, tmp_path):
     ],
 )
 def test_other_forms_of_the_network_are_refused(ensemble, path, change, words, monkeypatch):
-    from torchmdnet2.importers import aimnet2
+    from torchmdnet2.models.aimnet2 import importer as aimnet2
 
     file = read_torchscript(ensemble[0])
     parent, _, name = path.rpartition(".")
@@ -188,7 +188,7 @@ def test_other_forms_of_the_network_are_refused(ensemble, path, change, words, m
 
 
 def test_members_with_other_terms_are_no_ensemble(ensemble, monkeypatch):
-    from torchmdnet2.importers import aimnet2
+    from torchmdnet2.models.aimnet2 import importer as aimnet2
 
     file = read_torchscript(ensemble[0])
     file["models.1.module.outputs.d3bj"].attributes["s8"] = 0.5

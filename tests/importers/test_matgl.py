@@ -15,7 +15,7 @@ from ase.io import read
 from torchmdnet2 import System, load
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, UnknownElement
-from torchmdnet2.importers.matgl import convert_matgl, import_matgl
+from torchmdnet2.models.matgl_tensornet.importer import convert_matgl, import_matgl
 from torchmdnet2.models.tensornet.model import TensorNet
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "matgl"

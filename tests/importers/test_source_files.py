@@ -8,8 +8,8 @@ import zipfile
 import pytest
 import torch
 
+from torchmdnet2.core.source_files import read_tensor_file, read_torchscript
 from torchmdnet2.errors import BadCheckpoint
-from torchmdnet2.importers.source_files import read_tensor_file, read_torchscript
 
 
 def text(value: str) -> bytes:

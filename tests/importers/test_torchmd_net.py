@@ -65,7 +65,7 @@ def test_w1_so3_models_keep_their_hand():
     mirrored = system.replace(pos=system.pos * torch.tensor([1.0, 1.0, -1.0]))
     assert float((three(system).energy - three(mirrored).energy).abs().max()) > 1e-3
     # with the same weights in the same order, 2.x sees the mirror image of what 3.x sees
-    from torchmdnet2.importers.source_files import reorder_rows
+    from torchmdnet2.core.source_files import reorder_rows
 
     two = convert(args, reorder_rows(state, "tensornet", "2.x"), layout="2.x")
     assert torch.allclose(two(system).energy, three(mirrored).energy, rtol=1e-10)
@@ -120,7 +120,7 @@ def test_aceff_names():
     """The names under which AceFF-2 stores TensorNet2; its layers were never reordered, its embedding was."""
     args, state, system = golden("tensornet2")
     expected = convert(args, state)(system).energy
-    from torchmdnet2.importers.source_files import reorder_rows
+    from torchmdnet2.core.source_files import reorder_rows
 
     old = reorder_rows(state, "tensornet2", "2.x")
     del old["representation_model.distance.box"]

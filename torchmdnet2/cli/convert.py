@@ -83,9 +83,9 @@ def _import(options: argparse.Namespace) -> None:
 
 def _reader(theirs: str) -> Callable[[argparse.Namespace], Potential]:
     """Return the importer for this kind of model."""
-    from ..importers.aimnet2 import is_package_model
-    from ..importers.matgl import is_matgl
-    from ..importers.source_files import is_torchscript, read_tensor_file
+    from ..core.source_files import is_torchscript, read_tensor_file
+    from ..models.aimnet2.importer import is_package_model
+    from ..models.matgl_tensornet.importer import is_matgl
 
     if is_matgl(theirs):
         return _matgl
@@ -94,14 +94,14 @@ def _reader(theirs: str) -> Callable[[argparse.Namespace], Potential]:
 
 
 def _matgl(options: argparse.Namespace) -> Potential:
-    from ..importers.matgl import import_matgl
+    from ..models.matgl_tensornet.importer import import_matgl
 
     _refuse_others(options, "matgl")
     return import_matgl(options.theirs)
 
 
 def _aimnet2(options: argparse.Namespace) -> Potential:
-    from ..importers.aimnet2 import import_aimnet2
+    from ..models.aimnet2.importer import import_aimnet2
 
     _refuse_others(options, "AIMNet2")
     return import_aimnet2(options.theirs, options.member)

@@ -1,7 +1,7 @@
 """Import models of other programs. Nothing in their files is executed."""
 
-from .aimnet2 import import_aimnet2
-from .matgl import import_matgl
+from ..models.aimnet2.importer import import_aimnet2
+from ..models.matgl_tensornet.importer import import_matgl
 from .torchmd_net import convert, export_checkpoint, export_state, import_checkpoint, read_checkpoint
 from .training_yaml import config_from_torchmd_net, convert_yaml
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..core.files import atomic_write
+from ..core.source_files import Layout, prove_layout, read_tensor_file, reorder_rows
 from ..errors import BadCheckpoint
+from ..models.aimnet2.importer import is_package_model
 from ..potential.potential import Potential
 from ..priors import ZBL, Atomref
 from ..units import factor
-from .aimnet2 import is_package_model
-from .source_files import Layout, prove_layout, read_tensor_file, reorder_rows
 from .training_yaml import ABSENT, ARGUMENTS, COMMON, MODELS, model_config
 
 __all__ = [

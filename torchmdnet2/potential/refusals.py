@@ -255,14 +255,16 @@ def is_cramped(system: System) -> Tensor:
 
 
 def _nearest(system: System) -> Tensor:
-    """Return the distance of an atom's nearest neighbor, for the first 64 atoms of the first structure."""
+    """Return distances of nearest neighbors, of the first 64 atoms of the first structure; infinite for two or less."""
     pos = (system.pos if system.num_systems == 1 else system.pos[system.batch == 0])[:1024]
+    if len(pos) < 3:
+        return pos.new_full((1,), torch.inf)
     distances = torch.cdist(pos[:64], pos, compute_mode="donot_use_mm_for_euclid_dist")
     return distances.fill_diagonal_(torch.inf).min(1).values
 
 
 def _all_cramped(nearest: Tensor) -> Tensor:
-    return ((nearest < _CRAMPED) & (nearest > _ONE_PLACE)).all() & (len(nearest) > 2)
+    return ((nearest < _CRAMPED) & (nearest > _ONE_PLACE)).all()
 
 
 def refuse_neighbors(neighbors: NeighborList, system: System, cutoff: float) -> None:

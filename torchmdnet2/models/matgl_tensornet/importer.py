@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadCheckpoint
-from ..potential.potential import SYMBOLS, Potential
-from .source_files import read_tensor_file, reorder_rows
+from ...core.source_files import read_tensor_file, reorder_rows
+from ...errors import BadCheckpoint
+from ...potential.potential import SYMBOLS, Potential
 
 __all__ = ["convert_matgl", "import_matgl", "is_matgl"]
 

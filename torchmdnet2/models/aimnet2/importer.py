@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.yaml_reader import parse_yaml
-from ..errors import BadCheckpoint, BadConfig
-from ..potential.potential import SYMBOLS, Potential
-from ..units import BOHR, HARTREE
-from .source_files import ScriptModule, is_torchscript, read_tensor_file, read_torchscript
+from ...core.source_files import ScriptModule, is_torchscript, read_tensor_file, read_torchscript
+from ...core.yaml_reader import parse_yaml
+from ...errors import BadCheckpoint, BadConfig
+from ...potential.potential import SYMBOLS, Potential
+from ...units import BOHR, HARTREE
 
 __all__ = ["import_aimnet2", "is_package_model"]
 
