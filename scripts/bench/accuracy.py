@@ -166,7 +166,7 @@ class Job:
 
 def errors(potential: Potential, frames: Frames, setup: Setup) -> dict[str, float]:
     """RMSE and MAE: energy of the whole molecule in meV, forces in meV/Å."""
-    found = evaluate(potential, frames, setup.properties, 64, keep_pairs=False).errors
+    found = evaluate(potential, frames, setup.properties, 64).errors
     names = {"energy": "energy", "forces": "forces"}
     row = {f"{n}_{kind}": 1e3 * found[key][kind] for n, key in names.items() for kind in ("rmse", "mae")}
     return {**row, "frames": len(frames)}

@@ -22,6 +22,7 @@ CONFIG = {
     "priors": [{"name": "coulomb", "charges": {"1": 0.2, "8": -0.3}, "method": "reaction_field", "cutoff": 4.5}],
 }
 WORKER = str(Path(__file__).parents[1] / "adapters" / "lammps_worker.py")
+BAR = 1.602176634e6  # in an eV/Å³
 NAMES = ["orthorhombic", "triclinic", "slab", "cluster", "thin", "empty", "charged", "shuffled"]
 
 
@@ -69,8 +70,10 @@ def test_forces_and_pressure(dtype, bound):
     expected = copy.deepcopy(potential).double()(System.from_ase(atoms), stress=True)
     assert "cuda" in attached.report() and ("fused" in attached.report()) == (dtype != "float64")
     assert np.abs(forces - expected.forces.numpy()).max() <= bound
-    pressure = -float(expected.stress[0].trace()) / 3 * 1.602176634e6
-    assert lmp.get_thermo("press") == pytest.approx(pressure, rel=max(1e-6, bound))
+    pressure = -float(expected.stress[0].trace()) / 3 * BAR
+    # float16: the virial is exact to 1e-4 eV an atom (2e-5 to 6e-5 in docs/dev/inference_kernels.md)
+    allowed = 1e-4 * len(atoms) / atoms.get_volume() * BAR if dtype == "mixed" else max(1e-6, bound) * abs(pressure)
+    assert lmp.get_thermo("press") == pytest.approx(pressure, abs=allowed, rel=0)
     lmp.close()
 
 
@@ -121,8 +124,8 @@ def test_a_gpu_for_each_process(processes, dtype, bound, tmp_path, monkeypatch):
         assert worst <= bound, (name, worst)
         assert float(found[f"{name}/pe"]) == pytest.approx(float(expected.energy), abs=bound * len(atoms)), name
         if expected.stress is not None:
-            pressure = -float(expected.stress[0].trace()) / 3 * 1.602176634e6
-            scale = np.abs(expected.stress[0].numpy()).max() * 1.602176634e6
+            pressure = -float(expected.stress[0].trace()) / 3 * BAR
+            scale = np.abs(expected.stress[0].numpy()).max() * BAR
             assert float(found[f"{name}/press"]) == pytest.approx(pressure, abs=max(1e-6, bound) * scale), name
 
 
