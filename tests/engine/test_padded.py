@@ -10,7 +10,7 @@ from torch import nn
 from variants import ELEMENTS, VARIANTS, variant
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.engine.autograd_term import PaddedList, pad_list, pad_system, unpad
+from torchmdnet2.engine.autograd_term import PaddedList, pad_list, pad_system
 from torchmdnet2.engine.graph import ForbidHostSync, HostSync
 from torchmdnet2.models import Features, Representation
 from torchmdnet2.neighbors import NeighborList
@@ -48,7 +48,7 @@ def evaluate(potential: Potential, system: System, stress: bool, room: int):
     isolated = potential.isolated_energies().detach()
     with ForbidHostSync():
         result = potential.compute(padded, PairLists(padded, known), True, stress, isolated=isolated)
-    return unpad(result, potential.outputs, system.num_atoms, system.num_systems)
+    return result.first(system.num_atoms, system.num_systems, potential.outputs)
 
 
 def assert_same(result, expected):

@@ -20,7 +20,7 @@ from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential.output import SPREADS
 from ..potential.potential import Potential, Result
 from ..system import System
-from .autograd_term import EwaldPlans, PaddedList, pad_list, pad_system, unpad
+from .autograd_term import EwaldPlans, PaddedList, pad_list, pad_system
 from .check import BOUNDS, require_close
 from .finish import BROKEN, NO_VOLUME, RESULT_NOT_FINITE
 from .graph import ForbidHostSync, NotCapturable
@@ -137,7 +137,7 @@ class AutogradStep(Step):
                 self._system, PairLists(self._system, lists), True, self.stress, isolated=self.isolated
             )
         with torch.no_grad():
-            self._store(unpad(found, self.potential.outputs, self.num_atoms, self.num_systems))
+            self._store(found.first(self.num_atoms, self.num_systems, self.potential.outputs))
 
     def parts(self) -> list[Part]:
         found = []

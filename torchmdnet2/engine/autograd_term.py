@@ -9,7 +9,6 @@ Shapes: N atoms, B structures, C edge capacity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from ..neighbors import NeighborList
 from ..neighbors.pairs import pair_list
 from ..potential.derivatives import gradients_of, with_leaves
 from ..potential.graph import sum_over_systems
-from ..potential.output import RESULTS, Output
-from ..potential.potential import Result
 from ..potential.prior import Prior
 from ..priors.coulomb.coulomb import Electrostatics
 from ..priors.coulomb.ewald import EwaldPlan, with_plans
@@ -32,7 +29,7 @@ from .graph import ForbidHostSync
 
 __all__ = [
     "AutogradTerm", "CpuAutogradTerm", "EwaldPlans", "PaddedList", "autograd_unsupported_reason", "evaluate_alone",
-    "pad_list", "pad_system", "unpad",
+    "pad_list", "pad_system",
 ]  # fmt: skip
 
 
@@ -77,23 +74,6 @@ def pad_system(system: System, reach: float, element: int) -> System:
     far[1, 0] = 2 * reach
     spare = System(z=torch.full((SPARE_ATOMS,), element, device=system.device), pos=far)
     return System.concatenate([system, spare])
-
-
-def unpad(result: Result, outputs: Mapping[str, Output], num_atoms: int, num_systems: int) -> Result:
-    """Return the results of the N atoms and B structures without the padding.
-
-    Args:
-        result: of a padded structure.
-        outputs: of the potential.
-        num_atoms, num_systems: N and B.
-    """
-
-    def piece(value: Tensor, output: Output) -> Tensor:
-        return value[: num_atoms if output.per_atom else num_systems]
-
-    found = {name: piece(value, RESULTS[name]) for name, value in vars(result).items() if isinstance(value, Tensor)}
-    properties = {name: piece(value, outputs[name]) for name, value in result.properties.items()}
-    return Result(**found, properties=properties)
 
 
 # --- The plans of all Ewald sums of a potential or prior, for a step that a CUDA graph holds ---

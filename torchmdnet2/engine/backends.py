@@ -10,6 +10,8 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
@@ -257,6 +259,8 @@ class _StepBackend(Backend):
         steps: by number of atoms and structures, type and stress.
     """
 
+    _may_decline: tuple[type[Exception], ...] = (NotCapturable,)  # such as a prior without kernels
+
     def __init__(self, task: Task):
         super().__init__(task)
         self.steps: OrderedDict[_Key, tuple[GraphedStep, StaticInputs]] = OrderedDict()
@@ -283,15 +287,13 @@ class _StepBackend(Backend):
         """Prepare the potential with its present weights."""
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
-        self._require_usable(system)
-        with torch.no_grad():
+        with self._usable(system, stress):
             result = self._run_kept(system, stress)
         result.forces = result.forces if forces else None
         return result
 
     def bind(self, system: System, stress: bool) -> BoundStep:
-        self._require_usable(system)
-        with torch.no_grad():
+        with self._usable(system, stress):
             # what is kept for this size is handed over, so that there are not two sets of buffers
             graphed, inputs = self._take_kept(system, stress) or self._new_step(system, stress)
             if self.task.graphs:
@@ -300,16 +302,32 @@ class _StepBackend(Backend):
             return self._bound.FusedBoundStep(graphed, inputs, self.task.model, system)
 
     def timings(self, system: System, stress: bool) -> list[Timing]:
-        self._require_usable(system)
-        with torch.no_grad():
+        with self._usable(system, stress):
             step = self._new_step(system, stress)[0].step
             parts = [*step.parts(), Part(WHOLE, "", step.launch)]
             return measure(parts, step.device, replayed=not step.waits)
+
+    @contextmanager
+    def _usable(self, system: System, stress: bool) -> Iterator[None]:
+        """Enter the block, without gradients, unless a step cannot hold the system; errors that say so decline it."""
+        self._require_usable(system)
+        try:
+            with torch.no_grad():
+                yield
+        except self._may_decline as error:
+            raise self._declined(error, system, stress) from None
 
     def _require_usable(self, system: System) -> None:
         reason = unsupported_system(system)
         if reason:
             raise Declined(reason)
+
+    def _declined(self, error: Exception, system: System, stress: bool) -> Declined:
+        """Return that the potential is left to another backend from now on."""
+        self.unsupported_reason = str(error)
+        self.__dict__.pop("_model", None)
+        self.steps.clear()
+        return Declined(str(error))
 
     def _run_kept(self, system: System, stress: bool) -> Result:
         """Run the kept step for systems of this size, or a new one."""
@@ -466,32 +484,12 @@ class FusedBackend(_StepBackend):
         kept = _key(system, stress) in self.steps
         try:
             return super().run(system, forces, stress)
-        except NotCapturable as error:  # a prior without kernels
-            raise self._declined(error) from None
         except torch.cuda.OutOfMemoryError:
             if not kept:
                 raise
         # the edges of a kept step do not fit any more: another is built, in blocks if need be
         torch.cuda.empty_cache()
         return super().run(system, forces, stress)
-
-    def bind(self, system: System, stress: bool) -> BoundStep:
-        try:
-            return super().bind(system, stress)
-        except NotCapturable as error:
-            raise self._declined(error) from None
-
-    def timings(self, system: System, stress: bool) -> list[Timing]:
-        try:
-            return super().timings(system, stress)
-        except NotCapturable as error:
-            raise self._declined(error) from None
-
-    def _declined(self, error: NotCapturable) -> Declined:
-        self.unsupported_reason = str(error)
-        self.__dict__.pop("_model", None)
-        self.steps.clear()
-        return Declined(str(error))
 
     def describe(self, reasons: str) -> list[str]:
         representation = self.task.potential.representation
@@ -507,6 +505,7 @@ class CapturedAutogradBackend(_StepBackend):
 
     reason_prefix = "no CUDA graph: "
     _needs = "graphs"
+    _may_decline = (NotCapturable, torch.cuda.OutOfMemoryError)
 
     def __init__(self, task: Task):
         self._met: set[_Key] = set()
@@ -523,32 +522,9 @@ class CapturedAutogradBackend(_StepBackend):
 
         return AutogradModel(self.task.model)
 
-    def run(self, system: System, forces: bool, stress: bool) -> Result:
-        try:
-            return super().run(system, forces, stress)
-        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
-            raise self._declined(error, system, stress) from None
-
-    def bind(self, system: System, stress: bool) -> BoundStep:
-        self._require_small(system)
-        try:
-            return super().bind(system, stress)
-        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
-            raise self._declined(error, system, stress) from None
-
-    def timings(self, system: System, stress: bool) -> list[Timing]:
-        self._require_small(system)
-        try:
-            return super().timings(system, stress)
-        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
-            raise self._declined(error, system, stress) from None
-
-    def _declined(self, error: RuntimeError, system: System, stress: bool) -> Declined:
+    def _declined(self, error: Exception, system: System, stress: bool) -> Declined:
         if isinstance(error, NotCapturable):
-            self.unsupported_reason = str(error)
-            self.__dict__.pop("_model", None)
-            self.steps.clear()
-            return Declined(str(error))
+            return super()._declined(error, system, stress)
         self._too_large.add(_key(system, stress))
         return Declined("there is not enough memory for a graph of this size")
 
@@ -558,14 +534,12 @@ class CapturedAutogradBackend(_StepBackend):
     def _decide_to_build(self, key: _Key, system: System) -> None:
         if key in self._too_large:
             raise Declined("there is not enough memory for a graph of this size")
-        if self.task.graphs is True:
-            return
-        self._require_small(system)
-        if key not in self._met:
+        if self.task.graphs is not True and key not in self._met:
             self._met.add(key)
             raise Declined("graphs='auto' captures a size when it comes the second time")
 
-    def _require_small(self, system: System) -> None:
+    def _require_usable(self, system: System) -> None:
+        super()._require_usable(system)
         if self.task.graphs is not True and system.num_atoms > AUTOGRAD_UP_TO:
             raise Declined(
                 f"CUDA graphs are used up to {AUTOGRAD_UP_TO} atoms (graphs='auto'); above, launch overhead is "

@@ -73,6 +73,16 @@ class Result:
     charges: Tensor | None = None
     properties: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def first(self, num_atoms: int, num_systems: int, outputs: Mapping[str, Output]) -> Result:
+        """Return the results of the first N atoms and B structures, with the properties that are among `outputs`."""
+
+        def piece(value: Tensor, output: Output) -> Tensor:
+            return value[: num_atoms if output.per_atom else num_systems]
+
+        found = {name: piece(value, RESULTS[name]) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        known = {name: output for name, output in outputs.items() if name in self.properties}
+        return Result(**found, properties={name: piece(self.properties[name], o) for name, o in known.items()})
+
 
 def with_dipole(properties: Mapping[str, Tensor], charges: Tensor | None, system: System) -> Mapping[str, Tensor]:
     """Add the dipole of the charges (`charge_dipole`) to properties without a dipole.

@@ -208,18 +208,8 @@ def without_rest(result: Result, system: System, outputs: Mapping[str, Output]) 
         system: N atoms in B structures.
         outputs: those of the potential.
     """
-    atoms, structures = system.num_atoms, system.num_systems
-
-    def part(value: Tensor | None, count: int) -> Tensor | None:
-        return None if value is None else value[:count]
-
-    found = Result(
-        result.energy[:structures], part(result.forces, atoms), part(result.stress, structures),
-        part(result.atom_energies, atoms), part(result.charges, atoms),
-    )  # fmt: skip
-    properties = {name: result.properties[name][: atoms if output.per_atom else structures]
-                  for name, output in outputs.items() if name in result.properties}  # fmt: skip
-    found.properties = with_dipole(properties, found.charges, system)
+    found = result.first(system.num_atoms, system.num_systems, outputs)
+    found.properties = with_dipole(found.properties, found.charges, system)
     return found
 
 
