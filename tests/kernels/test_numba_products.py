@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -114,3 +118,12 @@ def test_functions_of_numbers_and_vectors() -> None:
     np.testing.assert_allclose(found, exact, rtol=4e-7, atol=2e-38)
     for value in (-86.5, -1.0, 0.0, 0.3, 50.0, 86.5):
         assert exp(np.float32(value)) == pytest.approx(np.exp(float(np.float32(value))), rel=3e-7)
+
+
+@pytest.mark.skipif(not TILES, reason="the processor has no matrix unit, or the system does not permit its use")
+def test_no_tiles_where_numba_compiles_for_another_processor() -> None:
+    """LLVM ends the process at an instruction that the processor lacks."""
+    program = "from torchmdnet2.kernels.numba_products import TILES; print(TILES)"
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

@@ -17,7 +17,7 @@ import torch
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import extending, njit, types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.core.typing import signature
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
@@ -158,9 +158,10 @@ def power_of_two(_typing, k):
 
 
 _HALF, _ONE = np.float32(0.5), np.float32(1)
+_IN_ORDER: dict[str, Any] = {**INNER, "fastmath": set(_FLAGS)}
 
 
-@inline
+@njit(forceinline=True, **_IN_ORDER)
 def exp(x):
     """exp(x) of a number in float32 or a vector: 2^k times the series of the rest, |rest| ≤ ln 2 / 2."""
     x = limited(x)
@@ -380,6 +381,10 @@ def _permitted() -> bool:
     """Return whether this process may use the matrix unit, for which Linux must be asked, once for all threads."""
     features = get_host_cpu_features()
     if not (WIDE and features.get("amx-tile") and features.get("amx-bf16") and sys.platform == "linux"):
+        return False
+    if any(
+        getattr(config, name) is not None for name in ("CPU_NAME", "CPU_FEATURES")
+    ):  # numba compiles for another one
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK, _TILE_DATA) == 0
 
