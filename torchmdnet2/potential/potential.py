@@ -74,7 +74,12 @@ class Result:
     properties: Mapping[str, Tensor] = field(default_factory=dict)
 
     def first(self, num_atoms: int, num_systems: int, outputs: Mapping[str, Output]) -> Result:
-        """Return the results of the first N atoms and B structures, with the properties that are among `outputs`."""
+        """Return the results of the first atoms and structures.
+
+        Args:
+            num_atoms, num_systems: N and B.
+            outputs: those of the potential; other properties are left out.
+        """
 
         def piece(value: Tensor, output: Output) -> Tensor:
             return value[: num_atoms if output.per_atom else num_systems]

@@ -353,6 +353,13 @@ def activate(x, slope):
         x[c] = value * below
 
 
+@call
+def activate_rows(y, slope, at, first):
+    """`activate` of COLUMNS columns of ROWS rows. A kernel would count the references of each row."""
+    for r in range(at, at + ROWS):
+        activate(y[r, first : first + COLUMNS], slope[r, first : first + COLUMNS])
+
+
 @kernel
 def multiply(begin, stop, x, w, bias, y, slope, kind, chunks):
     """Y = X W + b [N, K], with w the panels of W; then GELU, of which `slope` gets the slope, or a factor `slope`.
@@ -381,8 +388,7 @@ def multiply(begin, stop, x, w, bias, y, slope, kind, chunks):
                     )  # fmt: skip
                     at_next += step * terms
             if kind == GELU:
-                for r in range(at, at + ROWS):
-                    activate(y[r, first : first + COLUMNS], slope[r, first : first + COLUMNS])
+                activate_rows(y, slope, at, first)
             elif kind == SLOPE:
                 for r in range(at, at + ROWS):
                     for c in range(first, first + COLUMNS):
