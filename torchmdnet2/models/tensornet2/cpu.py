@@ -276,7 +276,7 @@ class _BufferPool(BufferPool):
     def _allocate(self, rows: int, edges: int, ghosts: int) -> Fields:
         fields: Any = super()._allocate(rows, edges, ghosts)
         f = self.channels
-        fit = min(self.layers, _MOST_KEPT // (5 * f * (edges + rows)))
+        fit = min(self.layers, _MOST_KEPT // max(5 * f * (edges + rows), 1))
         fields.kept = np.arange(self.layers) < fit
         sizes = [edges + rows if kept else 0 for kept in fields.kept]
         fields.kept2 = [np.empty((size, 2 * f), np.float32) for size in sizes]
