@@ -208,9 +208,10 @@ def _share(typing, key, count, arguments):
 # --- Compile the kernels of the CPU side by side: numba compiles one at a time in a process, so there are several ---
 #
 # A first run of a step launches nothing: it only finds which kernels it needs, and for which types of arguments. Those
-# that numba's cache on disk lacks are compiled by this process and by helpers, one a core, each taking the next that
-# nobody has begun. Helpers leave them in the cache, from which the step then loads them. Processes that need the same
-# kernels take turns, so that only the first one compiles them.
+# that numba's cache on disk lacks are compiled by helpers, one a core, each taking the next that nobody has begun. They
+# leave them in the cache, from which the step then loads them. This process compiles none itself: code that stays in
+# memory may round differently from what is loaded from disk, and later processes give the same bits as this one.
+# Processes that need the same kernels take turns, so that only the first one compiles them.
 #
 # Importing this needs numba.
 
@@ -285,11 +286,11 @@ def _compile_side_by_side(step: Callable[[], Any]) -> None:
 
 
 def _compile(missing: list[_Wanted], folder: str) -> None:
-    """Compile kernels in this process and, if there is a folder where they are kept, in helpers."""
+    """Compile kernels in helpers or, where there is no folder to keep them, in this process."""
     if not missing:  # another process has compiled them meanwhile
         return
-    helpers = min(usable_cores(), len(missing), _MOST_HELPERS + 1) - 1 if folder and _has_python() else 0
-    seconds = _SECONDS * len(missing) / (helpers + 1) + (_START if helpers else 0)
+    helpers = min(usable_cores(), len(missing), _MOST_HELPERS) if folder and _has_python() else 0
+    seconds = _SECONDS * len(missing) / max(helpers, 1) + (_START if helpers else 0)
     if len(missing) > 1:
         announce(len(missing), "CPU", seconds, folder)
     _Queue(missing).empty(helpers)
@@ -417,21 +418,21 @@ def _has_python() -> bool:
 
 
 class _Queue:
-    """Kernels to compile, which this process and helpers take one by one."""
+    """Kernels to compile, which helpers take one by one."""
 
     def __init__(self, wanted: list[_Wanted]):
         self._waiting = list(wanted)
         self._lock = threading.Lock()
 
     def empty(self, helpers: int) -> None:
-        """Compile all of them, in this process and as many helpers."""
+        """Compile all of them in as many helpers; without any, in this process."""
         threads = [threading.Thread(target=self._feed, daemon=True) for _ in range(helpers)]
         for thread in threads:
             thread.start()
-        while (wanted := self._next()) is not None:
-            wanted.kernel.compile(wanted.types)
         for thread in threads:
             thread.join()
+        while not helpers and (wanted := self._next()) is not None:
+            wanted.kernel.compile(wanted.types)
 
     def _next(self) -> _Wanted | None:
         with self._lock:
